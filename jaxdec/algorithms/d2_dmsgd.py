@@ -1,0 +1,67 @@
+"""D² with momentum: no bias from heterogeneous data, on static symmetric graphs."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdec.algorithms import blocks
+from jaxdec.gossip import Gossip
+
+
+class D2DmsgdState(NamedTuple):
+    """State of `d2_dmsgd`."""
+
+    steps: jax.Array  # int32 []; steps taken
+    momentum: optax.Updates  # like params
+    correction: optax.Updates  # like params; c = X − X₋ + γ₋ m₋
+
+
+def d2_dmsgd(
+    gossip: Gossip,
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """D² on momentum: m ← β m + G; X⁺ = W (2X − X₋ − (γ m − γ₋ m₋)), X₁ = W (X₀ − γ m).
+
+    Held with one buffer: X⁺ = W (X − γ m + c); c ← X⁺ − X + γ m, so that under a schedule each m
+    keeps the learning rate of its own step. Its limit is the optimum itself.
+
+    Args:
+      gossip: the averaging; W static, symmetric, doubly stochastic, λ_min > −1/3 (`lazy` helps).
+      learning_rate: γ, a number or an optax schedule.
+      momentum: β in [0, 1).
+      weight_decay: λ; G ← G + λ X.
+      clip_norm: largest global norm of a node's gradient; None: no clipping.
+
+    Source: Tang et al., arXiv 1803.07068, with m in place of G.
+    """
+    blocks.check_momentum(momentum=momentum)
+
+    def init_fn(params: optax.Params) -> D2DmsgdState:
+        zeros = blocks.zeros_like(params)
+        return D2DmsgdState(jnp.zeros([], jnp.int32), zeros, zeros)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: D2DmsgdState,
+        params: optax.Params | None = None,
+        *,
+        phase: Any = 0,
+        **extra: Any,
+    ) -> tuple[optax.Updates, D2DmsgdState]:
+        del extra
+        blocks.need_params("d2_dmsgd", params)
+        rate = blocks.scheduled(learning_rate, state.steps)
+        new_momentum = blocks.add(blocks.scale(momentum, state.momentum), updates)
+        descent = blocks.scale(rate, new_momentum)
+        step = blocks.subtract(state.correction, descent)
+        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
+        count = optax.safe_increment(state.steps)
+        return step, D2DmsgdState(count, new_momentum, blocks.add(step, descent))
+
+    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return blocks.prepared(core, weight_decay, clip_norm)

@@ -1,0 +1,85 @@
+"""DecentLaM: momentum SGD without the bias that momentum adds at large batches."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdec.algorithms import blocks
+from jaxdec.gossip import Gossip
+
+
+class DecentlamState(NamedTuple):
+    """State of `decentlam`."""
+
+    steps: jax.Array  # int32 []; steps taken
+    velocity: optax.Updates  # like params; v = γ m
+
+
+def decentlam(
+    gossip: Gossip,
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    lars: bool = False,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DecentLaM: v ← β v + X − W (X − γ G); X⁺ = X − v.
+
+    At constant γ this is X⁺ = W (X − γ G) + β (X − X₋), heavy ball outside W, whose limit is that
+    of ATC-DSGD at γ, whatever β. Not every W is stable at every β: see `analysis.check`.
+
+    Args:
+      gossip: the averaging; W symmetric, best positive definite.
+      learning_rate: γ, a number or an optax schedule.
+      momentum: β in [0, 1).
+      nesterov: X⁺ = X − (β v + X − W (X − γ G)) with the new v.
+      lars: scale each leaf's G (decay included) by 0.001 ‖X‖/‖G‖.
+      weight_decay: λ; G ← G + λ X, before gossip.
+      clip_norm: largest global norm of a node's gradient; None: no clipping.
+
+    Source: Yuan et al., arXiv 2104.11981, algorithm 2.
+    Differs from it under a schedule: v = γ m is stored instead of m, so that no step divides by
+    γ; a warm-up may start at zero, and a falling γ does not shrink what v holds.
+
+    >>> import jax, jax.numpy as jnp, jaxdec, optax
+    >>> tx = decentlam(jaxdec.Gossip(jaxdec.topology.complete(2)), learning_rate=0.5)
+    >>> def step(x):
+    ...     updates, _ = tx.update(2 * x, tx.init(x), x, phase=0)
+    ...     return optax.apply_updates(x, updates)
+    >>> jax.vmap(step, axis_name="node")(jnp.array([1.0, 3.0]))
+    Array([0., 0.], dtype=float32)
+    """
+    blocks.check_momentum(momentum=momentum)
+
+    def init_fn(params: optax.Params) -> DecentlamState:
+        return DecentlamState(jnp.zeros([], jnp.int32), blocks.zeros_like(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: DecentlamState,
+        params: optax.Params | None = None,
+        *,
+        phase: Any = 0,
+        **extra: Any,
+    ) -> tuple[optax.Updates, DecentlamState]:
+        del extra
+        blocks.need_params("decentlam", params)
+        rate = blocks.scheduled(learning_rate, state.steps)
+        step = blocks.scale(-rate, updates)
+        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
+        # step = W (X − γ G) − X; the update −v is its heavy ball.
+        velocity = blocks.subtract(blocks.scale(momentum, state.velocity), step)
+        moved = blocks.scale(-1.0, velocity)
+        if nesterov:
+            moved = blocks.subtract(step, blocks.scale(momentum, velocity))
+        return moved, DecentlamState(optax.safe_increment(state.steps), velocity)
+
+    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    if lars:
+        core = optax.with_extra_args_support(
+            optax.chain(optax.scale_by_trust_ratio(trust_coefficient=0.001), core)
+        )
+    return blocks.prepared(core, weight_decay, clip_norm)

@@ -1,0 +1,217 @@
+"""One round of a topology as `jax.lax.ppermute`: the only place where models are exchanged.
+
+The code is written for one node and runs under `jax.vmap(axis_name=...)` (nodes simulated on one
+device) and under `jax.shard_map` (one node a device) alike.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxdec.topology import Exchange, Round, Topology
+
+PyTree = Any
+
+WIRE_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def exchange(x: jax.Array, source: tuple[int, ...], axis_name: str) -> jax.Array:
+    """What each node receives: x of node source[i], or its own x where source[i] == i.
+
+    A partial permutation sends nothing for idle nodes on a mesh. `vmap` knows full permutations
+    only, so there the idle ones are paired up; either way an idle node selects its own value, and
+    no other node's NaN can reach it.
+
+    Args:
+      x: any shape; this node's value.
+      source: [n], distinct among the nodes that receive.
+      axis_name: the node axis.
+
+    >>> shift = (3, 0, 1, 2)
+    >>> jax.vmap(lambda x: exchange(x, shift, "node"), axis_name="node")(jnp.arange(4)).tolist()
+    [3, 0, 1, 2]
+    """
+    n = len(source)
+    sends = [(sender, i) for i, sender in enumerate(source) if sender != i]
+    pairs = sends
+    if len(sends) < n and axis_name not in jax.sharding.get_abstract_mesh().manual_axes:
+        senders, receivers = {s for s, _ in sends}, {r for _, r in sends}
+        idle = zip(
+            [i for i in range(n) if i not in senders],
+            [i for i in range(n) if i not in receivers],
+            strict=True,
+        )
+        pairs = sends + list(idle)
+    received = _permute(x, pairs, axis_name)
+    if len(sends) == n:
+        return received
+    receives = np.zeros(n, bool)
+    receives[[r for _, r in sends]] = True
+    return jnp.where(jnp.asarray(receives)[lax.axis_index(axis_name)], received, x)
+
+
+def _permute(x: jax.Array, pairs: list[tuple[int, int]], axis_name: str) -> jax.Array:
+    # XLA on CPU would widen two-byte floats to four on the wire.
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2:
+        bits = lax.ppermute(lax.bitcast_convert_type(x, jnp.uint16), axis_name, pairs)
+        return lax.bitcast_convert_type(bits, x.dtype)
+    return lax.ppermute(x, axis_name, pairs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gossip:
+    r"""Mixes a tree with the neighbours' trees: (tree, phase) → W_phase x − x.
+
+    With q the rounding to `wire_dtype` (none: q(x) = x), node i gets
+    δ_i = Σ_j W[i, j] (q(x_j) − q(x_i)), summed in float32 at least and returned in the dtype of
+    x_i. A doubly stochastic W keeps the mean whatever q does, and the differences keep identical
+    replicas identical to the bit, which a weighted sum would not.
+
+    An exact mean (`complete`, the steps of `with_mean`) is one `psum` in float32 instead of n − 1
+    exchanges: it leaves all nodes with the same model, but may move that model by its rounding.
+
+    >>> import jaxdec
+    >>> gossip = jaxdec.Gossip(jaxdec.topology.ring(3))
+    >>> jax.vmap(lambda x: x + gossip(x, phase=0), axis_name="node")(jnp.array([0.0, 3.0, 6.0]))
+    Array([3., 3., 3.], dtype=float32)
+
+    Attributes:
+      topology: over all replicas.
+      axis_name: of the nodes; with `local_axis`, of the hosts.
+      wire_dtype: what travels; None: the leaf's own dtype.
+      local_axis: axis of the replicas inside a host, for a hierarchical topology: averages inside
+        the host by reduce-scatter, exchanges shards between hosts, gathers back, so that a link
+        between hosts carries one model and not one a replica.
+      specs: with `local_axis` and further automatic mesh axes, the PartitionSpec of each leaf over
+        those axes, so that each model shard is scattered where it lies; None: no such axes.
+    """
+
+    topology: Topology
+    axis_name: str = "node"
+    wire_dtype: DTypeLike | None = None
+    local_axis: str | None = None
+    specs: PyTree | None = None
+
+    def __post_init__(self):
+        if self.wire_dtype is not None and jnp.dtype(self.wire_dtype).name not in WIRE_DTYPES:
+            raise ValueError(
+                f"wire_dtype={self.wire_dtype!r} is not a wire format; "
+                f"write one of {', '.join(WIRE_DTYPES)}, or None for the parameters' own"
+            )
+        if self.local_axis is not None and self.topology.outer is None:
+            raise ValueError(
+                f"local_axis={self.local_axis!r} needs a hierarchical topology, got "
+                f"{self.topology.name}; write hierarchical(topology, local)"
+            )
+        if self.specs is not None and self.local_axis is None:
+            raise ValueError("specs are of use with local_axis only; leave them out")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that hold replicas."""
+        return (self.axis_name,) if self.local_axis is None else (self.axis_name, self.local_axis)
+
+    def __call__(self, tree: PyTree, phase: int | jax.Array) -> PyTree:
+        """W_phase x − x of every leaf x.
+
+        Args:
+          tree: floating-point leaves, this node's.
+          phase: a Python int (the step, or its phase) compiles that round's exchanges only; a
+            traced integer, the same on all nodes, compiles every round behind a `lax.switch`,
+            which is right but cannot overlap with compute.
+
+        Raises:
+          TypeError: a leaf is not floating-point.
+        """
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise TypeError(
+                    f"gossip averages floating-point leaves; {jax.tree_util.keystr(path)} has "
+                    f"dtype {jnp.result_type(leaf)}: leave it out of the tree"
+                )
+        if isinstance(phase, int | np.integer):
+            return self._round(tree, int(phase))
+        distinct = self.topology.distinct_phases
+        index = [distinct.index(self.topology.phase(p)) for p in range(self.topology.period)]
+        branches = [functools.partial(self._round, phase=p) for p in distinct]
+        return lax.switch(jnp.asarray(index)[phase % self.topology.period], branches, tree)
+
+    def _round(self, tree: PyTree, phase: int) -> PyTree:
+        if self.local_axis is None:
+            return jax.tree.map(lambda x: self._leaf(x, phase), tree)
+        if self.specs is None:
+            return jax.tree.map(lambda x: self._leaf_over_hosts(x, phase), tree)
+        axes = {axis for spec in jax.tree.leaves(self.specs) for axis in _axes_of(spec)}
+        return jax.shard_map(
+            lambda shards: jax.tree.map(lambda x: self._leaf_over_hosts(x, phase), shards),
+            in_specs=(self.specs,),
+            out_specs=self.specs,
+            axis_names=axes,
+        )(tree)
+
+    def _leaf(self, x: jax.Array, phase: int) -> jax.Array:
+        rounds = self.topology.rounds[phase % self.topology.period]
+        return self._mix(x, rounds, x.dtype).astype(x.dtype)
+
+    def _mix(self, x: jax.Array, exchanges: Round, dtype: DTypeLike) -> jax.Array:
+        """W q(x) − q(x) in the accumulation dtype, for x that holds values of `dtype`."""
+        wide = jnp.promote_types(dtype, jnp.float32)
+        wired = _rounded(x, dtype if self.wire_dtype is None else self.wire_dtype)
+        own = wired.astype(wide)
+        if is_exact_mean(exchanges):
+            return lax.pmean(own, self.axis_name) - own
+        delta = jnp.zeros_like(own)
+        for source, weight in exchanges:
+            received = exchange(wired, source, self.axis_name).astype(wide)
+            if isinstance(weight, tuple):
+                delta += jnp.asarray(weight, wide)[lax.axis_index(self.axis_name)] * (
+                    received - own
+                )
+            else:
+                delta += weight * (received - own)
+        return delta
+
+    def _leaf_over_hosts(self, x: jax.Array, phase: int) -> jax.Array:
+        outer = self.topology.outer
+        assert outer is not None
+        assert self.local_axis is not None
+        exchanges = outer.rounds[phase % outer.period]
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        local = self.topology.local
+        flat = x.astype(wide).reshape(-1)
+        flat = jnp.pad(flat, (0, -flat.size % local))
+        shard = lax.psum_scatter(flat, self.local_axis, tiled=True) / local
+        shard += self._mix(shard, exchanges, x.dtype)
+        mean = lax.all_gather(shard, self.local_axis, tiled=True)[: x.size].reshape(x.shape)
+        return (mean - x.astype(wide)).astype(x.dtype)
+
+
+def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    # Of two conversions in a row alone, XLA may keep the excess precision of the first.
+    wire = jnp.finfo(dtype)
+    if wire.nmant < jnp.finfo(x.dtype).nmant:
+        x = lax.reduce_precision(x, exponent_bits=wire.nexp, mantissa_bits=wire.nmant)
+    return x.astype(dtype)
+
+
+def is_exact_mean(exchanges: Round) -> bool:
+    """Whether a round is `complete`'s: n − 1 exchanges of 1/n with all others."""
+    n = len(exchanges) + 1
+    return n > 2 and all(
+        len(exchange.source) == n and exchange.weight == 1 / n and _has_no_idle(exchange)
+        for exchange in exchanges
+    )
+
+
+def _has_no_idle(exchange: Exchange) -> bool:
+    return all(source != i for i, source in enumerate(exchange.source))
+
+
+def _axes_of(spec: jax.sharding.PartitionSpec) -> list[str]:
+    return [axis for part in spec if part for axis in ((part,) if isinstance(part, str) else part)]

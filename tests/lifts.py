@@ -1,0 +1,104 @@
+"""Both lifts of one update, for tests that compare them with each other and with the oracle."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxdec
+
+LIFTS = ("simulate", "mesh")
+
+# Every algorithm of the table with hyperparameters that leave nothing at a neutral value. The
+# oracle takes the same names.
+ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "allreduce_momentum": ("allreduce", dict(optimizer="momentum", momentum=0.8)),
+    "allreduce_adamw": ("allreduce", dict(optimizer="adamw", b1=0.9, b2=0.95, eps=1e-6)),
+    "allreduce_lars": ("allreduce", dict(optimizer="lars", momentum=0.8)),
+    "allreduce_lamb": ("allreduce", dict(optimizer="lamb", b1=0.9, b2=0.95, eps=1e-6)),
+    "dsgd_atc": ("dsgd", dict(order="atc", clip_norm=30.0)),
+    "dsgd_awc": ("dsgd", dict(order="awc", clip_norm=30.0)),
+    "dmsgd": ("dmsgd", dict(momentum=0.8, clip_norm=30.0)),
+    "awc_dmsgd": ("awc_dmsgd", dict(momentum=0.8, clip_norm=30.0)),
+    "da_dmsgd": ("da_dmsgd", dict(momentum=0.8, clip_norm=30.0)),
+    "slowmo": ("slowmo", dict(momentum=0.8, slow_momentum=0.6, slow_learning_rate=0.7)),
+    "qg_dmsgd": ("qg_dmsgd", dict(momentum=0.8, mu=0.7)),
+    "d2_dmsgd": ("d2_dmsgd", dict(momentum=0.8, clip_norm=30.0)),
+    "decentlam": ("decentlam", dict(momentum=0.8, clip_norm=30.0)),
+    "decentlam_nesterov": ("decentlam", dict(momentum=0.8, nesterov=True)),
+    "decentlam_lars": ("decentlam", dict(momentum=0.8, lars=True)),
+    "decentralized_adamw": (
+        "decentralized_adamw",
+        dict(b1=0.9, b2=0.95, eps=1e-6, clip_norm=30.0, order="awc"),
+    ),
+    "decentralized_adamw_atc": (
+        "decentralized_adamw",
+        dict(b1=0.9, b2=0.95, eps=1e-6, order="atc"),
+    ),
+    "accumulated_adamw": (
+        "accumulated_adamw",
+        dict(window=3, b1=0.9, b2=0.95, eps=1e-6, clip_norm=30.0, order="awc"),
+    ),
+    "accumulated_adamw_atc": (
+        "accumulated_adamw",
+        dict(window=3, b1=0.9, b2=0.95, eps=1e-6, order="atc"),
+    ),
+}
+
+
+def lift(f: Callable[..., Any], name: str, n: int, **kwargs: Any) -> Callable[..., Any]:
+    """`f` under the lift called `name`, without donation unless asked."""
+    kwargs.setdefault("donate_argnums", ())
+    if name == "simulate":
+        return jaxdec.nodes.simulate(f, **kwargs)
+    return jaxdec.nodes.on_mesh(f, jaxdec.nodes.make_mesh(node=n), **kwargs)
+
+
+def placed(tree: Any, name: str, n: int) -> Any:
+    """Stacked arrays where the lift called `name` wants them."""
+    if name == "simulate":
+        return jax.tree.map(jnp.asarray, tree)
+    return jaxdec.nodes.shard(tree, jaxdec.nodes.make_mesh(node=n))
+
+
+def least_squares_step(tx: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
+    """A per-node step on ½‖A x − b‖²: ((x, state), (A, b), phase=) → (x, state)."""
+
+    def step(carry: Any, data: Any, *, phase: Any) -> Any:
+        x, state = carry
+        A, b = data
+        with jax.numpy_dtype_promotion("strict" if _is_ours(state) else "standard"):
+            updates, state = tx.update(A.T @ (A @ x - b), state, x, phase=phase)
+        return optax.apply_updates(x, updates), state
+
+    return step
+
+
+def _is_ours(state: Any) -> bool:
+    # optax's own Adam and schedules fail under strict promotion.
+    return type(state).__module__.startswith("jaxdec")
+
+
+def run(
+    tx: optax.GradientTransformationExtraArgs,
+    topology: jaxdec.Topology,
+    lift_name: str,
+    x0: np.ndarray,
+    data: tuple[np.ndarray, np.ndarray],
+    steps: int,
+) -> np.ndarray:
+    """The models of all nodes after each step: [steps + 1, n, d]."""
+    n = topology.n
+    init = lift(tx.init, lift_name, n)
+    step = lift(least_squares_step(tx), lift_name, n)
+    x = placed(x0, lift_name, n)
+    data = placed(data, lift_name, n)
+    carry = (x, init(x))
+    models = [np.asarray(x)]
+    for t in range(steps):
+        carry = step(carry, data, phase=topology.phase(t))
+        models.append(np.asarray(carry[0]))
+    return np.stack(models)
