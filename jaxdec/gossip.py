@@ -142,6 +142,23 @@ class Gossip:
         branches = [functools.partial(self._round, phase=p) for p in distinct]
         return lax.switch(jnp.asarray(index)[phase % self.topology.period], branches, tree)
 
+    def bytes_sent(self, tree: PyTree, phase: int) -> float:
+        """Bytes that a node sends in a round, the mean over nodes.
+
+        With `local_axis`, those between hosts, a replica; what a host's own links carry is left
+        out. An exact mean counts as a ring all-reduce in the dtype of its sums.
+        """
+        topology = self.topology if self.local_axis is None else self.topology.outer
+        assert topology is not None
+        exchanges = topology.rounds[phase % topology.period]
+        replicas = self.topology.local if self.local_axis is not None else 1
+        if is_exact_mean(exchanges):
+            return all_reduce_bytes(tree, topology.n) / replicas
+        messages = sum(s != i for exchange in exchanges for i, s in enumerate(exchange.source))
+        itemsize = None if self.wire_dtype is None else jnp.dtype(self.wire_dtype).itemsize
+        model = sum(x.size * (itemsize or x.dtype.itemsize) for x in jax.tree.leaves(tree))
+        return messages / topology.n * model / replicas
+
     def _round(self, tree: PyTree, phase: int) -> PyTree:
         if self.local_axis is None:
             return jax.tree.map(lambda x: self._leaf(x, phase), tree)
@@ -190,6 +207,18 @@ class Gossip:
         shard += self._mix(shard, exchanges, x.dtype)
         mean = lax.all_gather(shard, self.local_axis, tiled=True)[: x.size].reshape(x.shape)
         return (mean - x.astype(wide)).astype(x.dtype)
+
+
+def all_reduce_bytes(tree: PyTree, n: int) -> float:
+    """Bytes that a node sends in a ring all-reduce over n: 2 (n − 1)/n of the tree, in float32.
+
+    >>> all_reduce_bytes(jnp.zeros(100), 8)
+    700.0
+    """
+    sizes = (
+        x.size * jnp.promote_types(x.dtype, jnp.float32).itemsize for x in jax.tree.leaves(tree)
+    )
+    return 2 * (n - 1) / n * sum(sizes)
 
 
 def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -36,7 +36,12 @@ def lookup(
     """
     if name not in table:
         raise ValueError(f"{kind}.name={name!r} is unknown; {suggestion(name, table)}")
-    parameters = list(inspect.signature(table[name]).parameters.values())[given:]
+    factory = table[name]
+    if isinstance(factory, type):  # nnx.Module hides the signature of its subclasses
+        signature, given = inspect.signature(vars(factory)["__init__"]), given + 1
+    else:
+        signature = inspect.signature(factory)
+    parameters = list(signature.parameters.values())[given:]
     taken = [parameter.name for parameter in parameters]
     for parameter in parameters:
         if parameter.default is inspect.Parameter.empty and parameter.name not in fields:
@@ -47,4 +52,4 @@ def lookup(
             raise ValueError(
                 f"{kind}.{field} is set, but {kind} {name!r} does not take it; {takes}"
             )
-    return table[name]
+    return factory

@@ -5,6 +5,7 @@ phase=0)` runs on one node, under one of the two lifts. G is the gradient at X; 
 rate; β momentum; W the mixing matrix of the phase.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from jaxdec.algorithms.decentlam import decentlam
 from jaxdec.algorithms.decentralize import awc_dmsgd, decentralize, dmsgd, dsgd
 from jaxdec.algorithms.qg_dmsgd import qg_dmsgd
 from jaxdec.algorithms.slowmo import slowmo
-from jaxdec.gossip import Gossip
+from jaxdec.gossip import Gossip, all_reduce_bytes
 
 NAMES: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "accumulated_adamw": accumulated_adamw,
@@ -65,17 +66,48 @@ def by_name(
     return factory(gossip, learning_rate, **given)
 
 
+def default_of(name: str, field: str) -> Any:
+    """The default of a hyperparameter; None where the algorithm has none such.
+
+    >>> default_of("decentlam", "momentum"), default_of("dsgd", "momentum")
+    (0.9, None)
+    """
+    parameter = inspect.signature(NAMES[name]).parameters.get(field)
+    return None if parameter is None else parameter.default
+
+
+def bytes_sent(name: str, gossip: Gossip, params: Any, phase: int) -> float:
+    """Bytes that a node sends in a step, the mean over nodes.
+
+    Args:
+      name: a key of `NAMES`.
+      gossip: the averaging.
+      params: one node's parameters.
+      phase: of the step.
+
+    >>> import jax.numpy as jnp, jaxdec
+    >>> gossip = jaxdec.Gossip(jaxdec.topology.ring(8))
+    >>> [bytes_sent(name, gossip, jnp.zeros(100), 0) for name in ("dmsgd", "da_dmsgd", "allreduce")]
+    [800.0, 1600.0, 700.0]
+    """
+    if name == "allreduce":
+        return all_reduce_bytes(params, gossip.topology.n)
+    return (2 if name == "da_dmsgd" else 1) * gossip.bytes_sent(params, phase)
+
+
 __all__ = [
     "NAMES",
     "accumulated_adamw",
     "allreduce",
     "awc_dmsgd",
     "by_name",
+    "bytes_sent",
     "d2_dmsgd",
     "da_dmsgd",
     "decentlam",
     "decentralize",
     "decentralized_adamw",
+    "default_of",
     "dmsgd",
     "dsgd",
     "qg_dmsgd",

@@ -1,0 +1,1 @@
+"""Runs as ml_collections configs: each file imports `default` and overrides it."""

@@ -1,0 +1,72 @@
+"""Every field of a run, with its default and meaning. Other configs import this one and override.
+
+Run: python -m jaxdec --config=configs/default.py --workdir=DIR
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0  # of initialization, partition and batches
+    config.nodes = 8  # replicas of the model
+    config.steps = 1000  # training steps
+    config.batch_size = 128  # examples a step over all nodes; a multiple of nodes
+    config.lift = "auto"  # "simulate" (one device), "mesh" (one node a device), or "auto"
+    config.wire_dtype = placeholder(str)  # what gossip sends: "bfloat16", "float16"; None: as is
+    config.allow_unstable = False  # run pairs that analysis.check refuses
+    config.max_executables = 16  # most compiled steps, one for each distinct round
+
+    config.topology = ConfigDict()
+    config.topology.name = "one_peer_exponential"  # a name of jaxdec.topology
+    config.topology.lazy = False  # (I + W)/2 of it
+    # Exact mean every so many steps; None: never, and every 12 for slowmo, which needs one.
+    config.topology.mean_every = placeholder(int)
+    # The rest is passed to the topologies that take it; None: their own default.
+    config.topology.symmetric = placeholder(bool)  # one_peer_exponential: XOR pairs
+    config.topology.local = placeholder(int)  # alternating_exponential_ring, hierarchical
+    config.topology.outer = placeholder(str)  # hierarchical: name of the graph between hosts
+    config.topology.rows = placeholder(int)  # grid, torus
+    config.topology.k = placeholder(int)  # base_k: most neighbours a round
+    config.topology.period = placeholder(int)  # random_matching: matchings before they repeat
+    config.topology.bipartite = placeholder(bool)  # random_matching: even nodes with odd ones
+    config.topology.probability = placeholder(float)  # erdos_renyi: of an edge
+    config.topology.seed = placeholder(int)  # random_matching, erdos_renyi
+    config.topology.matrices = placeholder(str)  # from_matrices: a .npy, [n, n] or [period, n, n]
+
+    config.algorithm = ConfigDict()
+    config.algorithm.name = "accumulated_adamw"  # a name of jaxdec.algorithms
+    config.algorithm.learning_rate = 1e-3  # highest of the schedule
+    # The rest is passed to the algorithms that take it; None: their own default.
+    config.algorithm.weight_decay = placeholder(float)
+    config.algorithm.clip_norm = placeholder(float)  # global norm of a node's gradient
+    config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd and the Adams
+    config.algorithm.momentum = placeholder(float)  # β
+    config.algorithm.mu = placeholder(float)  # qg_dmsgd
+    config.algorithm.nesterov = placeholder(bool)  # decentlam
+    config.algorithm.lars = placeholder(bool)  # decentlam
+    config.algorithm.slow_momentum = placeholder(float)  # slowmo
+    config.algorithm.slow_learning_rate = placeholder(float)  # slowmo
+    config.algorithm.window = placeholder(int)  # accumulated_adamw
+    config.algorithm.b1 = placeholder(float)  # the Adams
+    config.algorithm.b2 = placeholder(float)  # the Adams
+    config.algorithm.eps = placeholder(float)  # the Adams
+    config.algorithm.optimizer = placeholder(str)  # allreduce: momentum, lars, lamb, adamw
+
+    config.schedule = ConfigDict()
+    config.schedule.name = "constant"  # after the warm-up: "constant", or "cosine" to zero
+    config.schedule.warmup_steps = 0  # linear, from exactly zero
+
+    config.data = ConfigDict()
+    config.data.name = "digits"  # a name of jaxdec.data
+    config.data.partition = "iid"  # over nodes: "iid", "dirichlet", "by_class"
+    config.data.alpha = placeholder(float)  # dirichlet: concentration; small is heterogeneous
+
+    config.model = ConfigDict()
+    config.model.name = "mlp"  # a name of jaxdec.models
+    config.model.hidden = (128, 128)  # mlp: widths of the hidden layers
+
+    config.log_every = 10  # steps between lines of training metrics
+    config.eval_every = 100  # steps between evaluations of the mean model
+    return config

@@ -1,0 +1,61 @@
+"""Run a config: python -m jaxdec --config=configs/NAME.py --workdir=DIR [--config.field=value]."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import jax
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The run, a file of configs/.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the run's outputs.")
+
+
+def _fail(message: object, code: int = 2) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """Parse the flags, whatever is wrong with them in one line."""
+    try:
+        rest = flags.FLAGS(argv)
+        given = {"config": _CONFIG.value, "workdir": _WORKDIR.value}
+        if _CONFIG.value is not None:
+            _CONFIG.value.to_dict()  # a file that could not be loaded complains at its first use
+    except (AttributeError, KeyError) as error:  # ml_collections, of a field that is not there
+        text = str(error).replace("\\n", "; ").replace("\\", "").replace("'", "").strip('"')
+        _fail(f"config has no field {text}")
+    except Exception as error:
+        _fail(" ".join(str(error).split()))
+    for name, value in given.items():
+        if value is None:
+            _fail(f"--{name} is missing; write --{name}=...")
+    if len(rest) > 1:
+        _fail(f"unknown argument {rest[1]!r}; flags are written --name=value")
+    return rest
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train; a config that cannot run exits with 2, a run that diverges with 1."""
+    del argv
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
+
+    from jaxdec.config import ConfigError
+    from jaxdec.train import TrainingDivergedError, train_and_evaluate
+
+    try:
+        train_and_evaluate(_CONFIG.value, str(_WORKDIR.value))
+    except ConfigError as error:
+        _fail(error)
+    except TrainingDivergedError as error:
+        _fail(error, code=1)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)

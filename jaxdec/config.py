@@ -1,0 +1,191 @@
+"""What a config means: its topology, gossip, algorithm and schedule; and every rule across fields.
+
+All errors are `ConfigError`: they name the field, the value, and what to write instead.
+"""
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from jaxdec import algorithms, analysis, data, models
+from jaxdec import topology as topologies
+from jaxdec.gossip import Gossip
+from jaxdec.topology import Topology
+
+LIFTS = ("auto", "simulate", "mesh")
+SCHEDULES = ("constant", "cosine")
+SLOWMO_MEAN_EVERY = 12
+
+
+class ConfigError(ValueError):
+    """A config that cannot run; the message names the field, the value and the remedy."""
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"config: {error}") from error
+
+
+def make_topology(config: ConfigDict) -> Topology:
+    """The topology of a run, its exact means included."""
+    fields = config.topology.to_dict()
+    name = fields.pop("name")
+    if fields["mean_every"] is None and config.algorithm.name == "slowmo":
+        fields["mean_every"] = SLOWMO_MEAN_EVERY
+    with _as_config_error():
+        return topologies.by_name(name, config.nodes, **fields)
+
+
+def make_gossip(config: ConfigDict, topology: Topology) -> Gossip:
+    """The gossip of a run over a topology."""
+    with _as_config_error():
+        return Gossip(topology, wire_dtype=config.wire_dtype)
+
+
+def make_schedule(config: ConfigDict) -> optax.Schedule:
+    """The learning rate by step: a linear warm-up from zero, then constant or cosine to zero."""
+    peak, warmup = config.algorithm.learning_rate, config.schedule.warmup_steps
+    if config.schedule.name == "cosine":
+        after: optax.Schedule = optax.cosine_decay_schedule(peak, config.steps - warmup)
+    else:
+        after = optax.constant_schedule(peak)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+def make_algorithm(config: ConfigDict, gossip: Gossip) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of a run."""
+    fields = config.algorithm.to_dict()
+    name = fields.pop("name")
+    del fields["learning_rate"]
+    with _as_config_error():
+        return algorithms.by_name(name, gossip, learning_rate=make_schedule(config), **fields)
+
+
+def make_model(config: ConfigDict, input_shape: tuple[int, ...], classes: int) -> nnx.Module:
+    """The freshly initialized model of a run."""
+    fields = config.model.to_dict()
+    name = fields.pop("name")
+    with _as_config_error():
+        return models.by_name(name, input_shape, classes, rngs=nnx.Rngs(config.seed), **fields)
+
+
+def make_partition(config: ConfigDict, dataset: data.Dataset) -> Any:
+    """The training examples of each node: [nodes] index arrays."""
+    with _as_config_error():
+        return data.split(
+            config.data.partition,
+            dataset.train_labels,
+            config.nodes,
+            config.seed,
+            alpha=config.data.alpha,
+        )
+
+
+def lift_of(config: ConfigDict) -> str:
+    """Either "mesh", where there are devices enough for one node each, or "simulate"."""
+    if config.lift != "auto":
+        return config.lift
+    return "mesh" if 1 < config.nodes <= jax.device_count() else "simulate"
+
+
+def phases(config: ConfigDict, topology: Topology) -> tuple[int, ...]:
+    """The static phase of each step of a period: one executable for each that differs."""
+    if config.algorithm.name == "allreduce":
+        return (0,)
+    return tuple(topology.phase(step) for step in range(topology.period))
+
+
+def validate(config: ConfigDict) -> None:
+    """Check every rule before anything is compiled or written.
+
+    Raises:
+      ConfigError: the first rule that does not hold.
+    """
+    for field in ("nodes", "steps", "batch_size", "log_every", "eval_every", "max_executables"):
+        if config[field] < 1:
+            raise ConfigError(f"config.{field}={config[field]} must be at least 1")
+    if config.batch_size % config.nodes:
+        nearest = max(1, round(config.batch_size / config.nodes)) * config.nodes
+        raise ConfigError(
+            f"config.batch_size={config.batch_size} does not divide over config.nodes="
+            f"{config.nodes}; write a multiple, such as {nearest}"
+        )
+    _one_of("lift", config.lift, LIFTS)
+    _one_of("schedule.name", config.schedule.name, SCHEDULES)
+    _one_of("data.name", config.data.name, tuple(data.NAMES))
+    if not 0 <= config.schedule.warmup_steps < config.steps:
+        raise ConfigError(
+            f"config.schedule.warmup_steps={config.schedule.warmup_steps} must be in "
+            f"[0, config.steps) = [0, {config.steps})"
+        )
+    if not config.algorithm.learning_rate >= 0:
+        raise ConfigError(
+            f"config.algorithm.learning_rate={config.algorithm.learning_rate} must be 0 or more"
+        )
+    if config.lift == "mesh" and config.nodes > jax.device_count():
+        raise ConfigError(
+            f"config.lift='mesh' puts config.nodes={config.nodes} on as many devices, and "
+            f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
+            f"JAX_NUM_CPU_DEVICES={config.nodes}"
+        )
+    topology = make_topology(config)
+    make_algorithm(config, make_gossip(config, topology))
+    _check_stability(config, topology)
+    executables = len(set(phases(config, topology)))
+    if executables > config.max_executables:
+        raise ConfigError(
+            f"{topology.name} has {executables} distinct rounds, and each compiles a step: more "
+            f"than config.max_executables={config.max_executables}; shorten its period, or write "
+            f"config.max_executables={executables}"
+        )
+
+
+def _one_of(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"config.{field}={value!r}; {hint}write one of {', '.join(choices)}")
+
+
+def _check_stability(config: ConfigDict, topology: Topology) -> None:
+    if config.allow_unstable:
+        return
+    algorithm = config.algorithm
+    momentum = algorithm.momentum
+    if momentum is None:
+        momentum = algorithms.default_of(algorithm.name, "momentum") or 0.0
+    try:
+        analysis.check(
+            algorithm.name, topology, momentum, mu=algorithm.mu, nesterov=bool(algorithm.nesterov)
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"config: {error}; or config.allow_unstable=True to run it all the same"
+        ) from error
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> list[str]:
+    """The fields in which two nested configs differ, as "field: ours against theirs".
+
+    >>> differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
+    ['b.c: 2 against 3']
+    """
+    found = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        left, right = ours.get(key), theirs.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            found += differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found.append(f"{prefix}{key}: {left} against {right}")
+    return found

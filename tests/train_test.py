@@ -1,0 +1,240 @@
+"""End to end: what a run writes, that it learns, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from configs import quickstart
+from jaxdec.config import ConfigError, validate
+from jaxdec.train import TrainingDivergedError, train_and_evaluate
+
+SUMMARY_KEYS = {
+    "algorithm",
+    "topology",
+    "nodes",
+    "lift",
+    "steps",
+    "steps_per_second",
+    "eval/loss",
+    "eval/accuracy",
+    "eval/loss_nodes",
+    "consensus_distance",
+    "bytes_sent_per_node_per_step",
+}
+
+
+def _config(**fields):
+    config = quickstart.get_config()
+    short = {"steps": 24, "schedule.warmup_steps": 4, "log_every": 6, "eval_every": 12}
+    config.update_from_flattened_dict(short | {"model.hidden": (32,)} | fields)
+    return config
+
+
+@pytest.mark.parametrize("lift", ["simulate", "mesh"])
+def test_a_run_writes_what_it_promises(lift, tmp_path):
+    summary = train_and_evaluate(_config(lift=lift), tmp_path)
+    assert summary.keys() >= SUMMARY_KEYS
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert summary["lift"] == lift
+    assert len(summary["eval/loss_nodes"]) == 8
+    assert summary["eval/accuracy"] > 0.2
+    assert summary["bytes_sent_per_node_per_step"] == 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    train = [line for line in lines if "train/loss" in line]
+    assert [line["step"] for line in train] == [6, 12, 18, 24]
+    for line in train:
+        assert line["train/loss"] == pytest.approx(np.mean(line["train/loss_nodes"]))
+    assert train[-1]["train/loss"] < train[0]["train/loss"]
+    tests = [line for line in lines if "eval/loss" in line]
+    assert [line["step"] for line in tests] == [12, 24]
+    assert tests[-1]["consensus_distance"] == summary["consensus_distance"]
+    for name in ("loss", "consensus_distance", "topology"):
+        assert (tmp_path / "plots" / f"{name}.png").stat().st_size > 5_000
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    scalars = [event.value for event in events.Scalars("train/loss")]
+    np.testing.assert_allclose(scalars, [line["train/loss"] for line in train], rtol=1e-6)
+
+
+def _comparable(summary):
+    return {
+        k: v for k, v in summary.items() if k not in ("steps_per_second", "lift") and k != "device"
+    }
+
+
+def test_both_lifts_are_one_run(tmp_path):
+    simulated = train_and_evaluate(_config(lift="simulate"), tmp_path / "simulate")
+    meshed = train_and_evaluate(_config(lift="mesh"), tmp_path / "mesh")
+    for key, value in _comparable(simulated).items():
+        if isinstance(value, float | list):
+            np.testing.assert_allclose(meshed[key], value, rtol=1e-4, atol=1e-6)
+        else:
+            assert meshed[key] == value
+
+
+def test_a_run_is_a_function_of_its_config(tmp_path):
+    first, again, other = (
+        train_and_evaluate(_config(lift="simulate", seed=seed), tmp_path / name)
+        for name, seed in [("first", 1), ("again", 1), ("other", 2)]
+    )
+    assert _comparable(first) == _comparable(again)
+    assert first["eval/loss"] != other["eval/loss"]
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("first", "again")]
+    assert lines[0] == lines[1]
+
+
+def test_gossip_teaches_more_than_isolation(tmp_path):
+    fields = {"lift": "simulate", "steps": 150, "eval_every": 150}
+    together = train_and_evaluate(_config(**fields), tmp_path / "together")
+    alone = train_and_evaluate(
+        _config(**fields, **{"topology.name": "isolated", "allow_unstable": True}),
+        tmp_path / "alone",
+    )
+    assert alone["bytes_sent_per_node_per_step"] == 0
+    assert together["eval/accuracy"] > np.mean(alone["eval/accuracy_nodes"]) + 0.015
+    assert together["consensus_distance"] < 0.01 * alone["consensus_distance"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"algorithm.name": "allreduce", "algorithm.optimizer": "lamb"},
+        {"algorithm.name": "slowmo"},
+        {"algorithm.name": "decentlam", "topology.name": "ring", "algorithm.nesterov": True},
+        {"algorithm.name": "d2_dmsgd", "topology.name": "ring", "topology.lazy": True},
+        {"topology.name": "alternating_exponential_ring", "topology.local": 2},
+        {"topology.name": "hierarchical", "topology.outer": "star", "topology.local": 2},
+        {"topology.name": "base_k", "nodes": 5, "batch_size": 50},
+        {"topology.mean_every": 5, "wire_dtype": "bfloat16"},
+        {"data.partition": "dirichlet", "data.alpha": 0.3},
+        {"data.partition": "by_class", "algorithm.clip_norm": 1.0},
+        {"nodes": 1, "batch_size": 16, "topology.name": "complete"},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_any_algorithm_topology_and_partition_runs(fields, tmp_path):
+    rate = {"algorithm.learning_rate": 0.02, "algorithm.weight_decay": 1e-4}
+    summary = train_and_evaluate(_config(steps=14, **rate, **fields), tmp_path)
+    assert np.isfinite(summary["eval/loss"])
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path, capsys):
+    summary = train_and_evaluate(_config(), tmp_path)
+    before = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+    assert train_and_evaluate(_config(), tmp_path) == summary
+    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == before
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_another_run_is_not_written_over(tmp_path):
+    train_and_evaluate(_config(), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ConfigError, match=r"seed: 0 against 5"):
+        train_and_evaluate(_config(seed=5), tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_divergence_names_the_step_and_the_nodes(tmp_path):
+    config = _config(
+        **{
+            "algorithm.name": "dsgd",
+            "algorithm.learning_rate": 1e30,
+            "schedule.warmup_steps": 0,
+            "algorithm.weight_decay": 0.0,
+        }
+    )
+    with pytest.raises(TrainingDivergedError, match=r"node .* is not finite at step \d+"):
+        train_and_evaluate(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"nodes": 6, "batch_size": 60, "topology.name": "hypercube"}, "for any n use base_k"),
+        ({"algorithm.name": "decentlam"}, "radius is 1.1135.*momentum up to 0.7 .*allow_unstable"),
+        ({"algorithm.name": "d2_dmsgd", "topology.name": "ring"}, "topology.lazy=True"),
+        ({"topology.name": "isolated"}, "not connected over its period"),
+        ({"batch_size": 100}, "config.batch_size=100 .* such as 96"),
+        ({"nodes": 16, "lift": "mesh"}, "8 are here; write config.lift='simulate'"),
+        ({"lift": "messh"}, "did you mean 'mesh'"),
+        ({"data.name": "digit"}, "did you mean 'digits'"),
+        ({"schedule.name": "linear"}, "constant, cosine"),
+        ({"schedule.warmup_steps": 24}, r"\[0, 24\)"),
+        ({"algorithm.learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"algorithm.name": "dmsg"}, "did you mean dmsgd"),
+        ({"algorithm.momentum": 0.5}, "algorithm.momentum is set"),
+        ({"topology.rows": 2}, "topology.rows is set"),
+        ({"wire_dtype": "int8"}, "wire_dtype='int8'"),
+        ({"steps": 0}, "config.steps=0"),
+        ({"max_executables": 2}, "write config.max_executables=3"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_configs_are_refused_before_anything_is_written(fields, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train_and_evaluate(_config(**fields), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unstable_pairs_run_when_asked():
+    validate(_config(allow_unstable=True, **{"algorithm.name": "decentlam"}))
+
+
+def _command(*arguments, workdir):
+    return subprocess.run(
+        [sys.executable, "-m", "jaxdec", "--config=configs/quickstart.py", *arguments]
+        + ([f"--workdir={workdir}"] if workdir else []),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_the_command_trains(tmp_path):
+    done = _command(
+        "--config.steps=12", "--config.schedule.warmup_steps=2", workdir=tmp_path / "run"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 12" in done.stdout
+    assert done.stderr == ""
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()).keys() >= SUMMARY_KEYS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config.nodess=4"], 'config has no field nodess; Did you mean "nodes"'),
+        (["--config.algorithm.nam=x"], "config has no field nam"),
+        (["--config.nodes=many"], "--config.nodes=many"),
+        (["--confg=x"], "Unknown command line flag 'confg'"),
+        (["--config=configs/none.py"], "configs/none.py"),
+        (["extra"], "unknown argument 'extra'"),
+        (["--config.batch_size=100"], "such as 96"),
+        (["--config.topology.name=from_matrices"], "topology.matrices is not set"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_commands_exit_with_two_and_one_line(arguments, message, tmp_path):
+    done = _command(*arguments, workdir=tmp_path / "run")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_command_without_workdir_says_so():
+    done = _command(workdir=None)
+    assert done.returncode == 2
+    assert done.stderr == "error: --workdir is missing; write --workdir=...\n"
+
+
+def test_a_workdir_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be used.*write another"):
+        train_and_evaluate(_config(), tmp_path / "file" / "run")
