@@ -39,9 +39,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-def main(argv: Sequence[str]) -> None:
+def main(_: Sequence[str]) -> None:
     """Train; a config that cannot run exits with 2, a run that diverges with 1."""
-    del argv
     logging.getLogger("jax").setLevel(logging.WARNING)
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
