@@ -42,7 +42,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 def main(_: Sequence[str]) -> None:
     """Train; a config that cannot run exits with 2, a run that diverges with 1."""
     logging.getLogger("jax").setLevel(logging.WARNING)
-    if jax.config.jax_compilation_cache_dir is None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 
     from jaxdec.config import ConfigError

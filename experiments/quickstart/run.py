@@ -1,0 +1,92 @@
+"""Test accuracy of the quickstart with gossip, without it, and with allreduce, over seeds.
+
+Run: python -m experiments.quickstart.run   (about four minutes on two cores)
+
+Writes results.jsonl and accuracy.png beside this file, and prints the table.
+"""
+
+import json
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from configs import quickstart
+from jaxdec.train import train_and_evaluate
+
+HERE = pathlib.Path(__file__).parent
+SEEDS = range(6)
+# Name in the table → what differs from configs/quickstart.py.
+RUNS = {
+    "accumulated Adam, one-peer exponential": {},
+    "the same without gossip": {"topology.name": "isolated", "allow_unstable": True},
+    "accumulated Adam, ring": {"topology.name": "ring"},
+    "decentralized Adam, one-peer exponential": {"algorithm.name": "decentralized_adamw"},
+    "allreduce Adam": {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"},
+}
+
+
+def run(name: str, seed: int, steps: int | None = None) -> dict:
+    config = quickstart.get_config()
+    config.seed = seed
+    config.lift = "simulate"
+    config.update_from_flattened_dict(RUNS[name])
+    if steps is not None:
+        config.steps = steps
+    config.eval_every = config.steps
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train_and_evaluate(config, folder)
+    return {
+        "run": name,
+        "seed": seed,
+        "accuracy": summary["eval/accuracy"],
+        "accuracy_nodes": float(np.mean(summary["eval/accuracy_nodes"])),
+        "consensus_distance": summary["consensus_distance"],
+        "bytes_sent": summary["bytes_sent_per_node_per_step"],
+        "jax": jax.__version__,
+    }
+
+
+def table(results: list[dict]) -> str:
+    rows = [
+        "| run | mean model | a node's own | MB sent a node a step |",
+        "|---|---|---|---|",
+    ]
+    for name in RUNS:
+        own = [result for result in results if result["run"] == name]
+        cells = [
+            _mean_and_error([100 * r[key] for r in own]) for key in ("accuracy", "accuracy_nodes")
+        ]
+        rows.append(f"| {name} | {cells[0]} | {cells[1]} | {own[0]['bytes_sent'] / 1e6:.2f} |")
+    return "\n".join(rows)
+
+
+def _mean_and_error(values: list[float]) -> str:
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
+
+
+def plot(results: list[dict]) -> Figure:
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    axes = figure.add_subplot()
+    for row, name in enumerate(RUNS):
+        values = [100 * r["accuracy"] for r in results if r["run"] == name]
+        axes.plot(values, [row] * len(values), "o", color="#7f8c9a", markersize=5, alpha=0.7)
+        axes.plot(np.mean(values), row, "|", color="#c0392b", markersize=18, markeredgewidth=2)
+    axes.set_yticks(range(len(RUNS)), RUNS)
+    axes.set_ylim(len(RUNS) - 0.5, -0.5)
+    axes.set_xlabel("test accuracy, % (dots: seeds; bar: mean)")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def main() -> None:
+    results = [run(name, seed) for name in RUNS for seed in SEEDS]
+    (HERE / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
+    plot(results).savefig(HERE / "accuracy.png", dpi=130)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

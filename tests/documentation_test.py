@@ -1,0 +1,99 @@
+"""README's code and commands run, its tables are the results, notebooks equal their scripts."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import jupytext
+import pytest
+
+from experiments.quickstart import run as quickstart_study
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def _commands():
+    lines = [line for block in _blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if "python -m" in line]
+
+
+@pytest.mark.parametrize("code", _blocks("python"), ids=lambda code: code.split("\n")[3][:30])
+def test_readme_code_runs(code, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("command", _commands(), ids=lambda command: command[-40:])
+def test_readme_commands_run(command, tmp_path):
+    words = shlex.split(command)
+    environment = dict(w.split("=") for w in words if w.startswith("JAX_"))
+    words = [sys.executable, *words[words.index("-m") :]]
+    words = [re.sub("=runs/", f"={tmp_path}/", word) for word in words]
+    short = ["--config.steps=12", "--config.schedule.warmup_steps=3"]
+    done = subprocess.run(
+        words + short,
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*/summary.json"))
+
+
+def test_readme_error_is_what_is_printed(tmp_path):
+    (block,) = _blocks("console")
+    command, expected = block.strip().split("\n")
+    words = shlex.split(command.removeprefix("$ python "))
+    words = [word.replace("=runs/", f"={tmp_path}/") for word in words]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (2, expected)
+
+
+def test_make_targets_are_named():
+    (first, *_) = _blocks("bash")
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", first):
+        assert f"\n{target}:" in makefile
+
+
+def test_quickstart_table_is_its_results():
+    folder = ROOT / "experiments" / "quickstart"
+    results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    table = quickstart_study.table(results)
+    assert table in (folder / "README.md").read_text()
+    means = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in table.split("\n")[2:]}
+    for ours, theirs in [
+        ("accumulated Adam, one-peer exponential graph", "accumulated Adam, one-peer exponential"),
+        ("the same without gossip", "the same without gossip"),
+        ("allreduce Adam", "allreduce Adam"),
+    ]:
+        assert f"| {ours} | {means[theirs][0]} %" in README
+
+
+def test_a_small_cell_of_the_quickstart_study_runs():
+    result = quickstart_study.run("allreduce Adam", seed=0, steps=60)
+    assert result["accuracy"] > 0.5
+    assert quickstart_study.plot([result | {"run": name} for name in quickstart_study.RUNS]).axes
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "colab").glob("*.py")), ids=lambda p: p.stem)
+def test_notebooks_equal_their_scripts(script):
+    notebook = jupytext.read(script.with_suffix(".ipynb"))
+    cells = [(cell.cell_type, cell.source) for cell in jupytext.read(script).cells]
+    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == cells
+    assert all(not cell.get("outputs") for cell in notebook.cells)
