@@ -1,13 +1,12 @@
 """Run a config: python -m jaxdec --config=configs/NAME.py --workdir=DIR [--config.field=value]."""
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The run, a file of configs/.")
@@ -41,7 +40,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 def main(_: Sequence[str]) -> None:
     """Train; a config that cannot run exits with 2, a run that diverges with 1."""
-    logging.getLogger("jax").setLevel(logging.WARNING)
+    logging.set_verbosity(logging.WARNING)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 

@@ -140,6 +140,13 @@ def test_random_graphs_are_seeded():
         assert first.rounds != other.rounds
 
 
+def test_lazy_matching_is_lazy_of_the_matching():
+    ours = topologies.random_matching(8, seed=3, bipartite=True, lazy=True)
+    assert (
+        ours.rounds == topologies.lazy(topologies.random_matching(8, seed=3, bipartite=True)).rounds
+    )
+
+
 def test_with_mean_replaces_the_round_and_keeps_phases_apart():
     topology = topologies.with_mean(topologies.complete(4), every=2)
     assert topology.rounds[0] == topology.rounds[1]

@@ -4,13 +4,26 @@ import json
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs import quickstart
-from jaxdec.config import ConfigError, validate
-from jaxdec.train import TrainingDivergedError, train_and_evaluate
+from jaxdec import models, nodes
+from jaxdec.config import (
+    ConfigError,
+    make_algorithm,
+    make_gossip,
+    make_model,
+    make_topology,
+    validate,
+)
+from jaxdec.state import AXES, TrainState
+from jaxdec.train import TrainingDivergedError, make_node_step, train_and_evaluate
+from tests import hlo
 
 SUMMARY_KEYS = {
     "algorithm",
@@ -120,6 +133,47 @@ def test_any_algorithm_topology_and_partition_runs(fields, tmp_path):
     rate = {"algorithm.learning_rate": 0.02, "algorithm.weight_decay": 1e-4}
     summary = train_and_evaluate(_config(steps=14, **rate, **fields), tmp_path)
     assert np.isfinite(summary["eval/loss"])
+
+
+def test_nothing_compiles_after_the_first_period(tmp_path):
+    compiled = []
+
+    def listen(event, seconds, **_):
+        del seconds
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    counts = []
+    for steps in (6, 24):
+        compiled.clear()
+        config = _config(steps=steps, lift="mesh", **{"schedule.warmup_steps": 2})
+        train_and_evaluate(config, tmp_path / str(steps))
+        counts.append(len(compiled))
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert counts[0] > 3
+    assert counts[1] <= counts[0]
+
+
+def test_the_trainers_step_holds_no_collective_but_gossip():
+    config = _config()
+    topology = make_topology(config)
+    tx = make_algorithm(config, make_gossip(config, topology))
+    apply, params = models.functional(make_model(config, (8, 8), 10))
+    mesh = nodes.make_mesh(node=8)
+    params = nodes.shard(nodes.stack(params, 8), mesh)
+    state = TrainState(
+        jax.device_put(jnp.zeros([], jnp.int32), NamedSharding(mesh, PartitionSpec())),
+        params,
+        nodes.on_mesh(tx.init, mesh, donate_argnums=())(params),
+    )
+    batch = {"inputs": np.zeros((8, 4, 8, 8), np.float32), "labels": np.zeros((8, 4), np.int32)}
+    batch = nodes.shard(batch, mesh)
+    step = nodes.on_mesh(make_node_step(apply, tx), mesh, in_axes=(AXES, 0), out_axes=(AXES, 0))
+    model_bytes = sum(x[0].nbytes for x in jax.tree.leaves(params))
+    for phase in topology.distinct_phases:
+        text = step.lower(state, batch, phase=phase).compile().as_text()
+        assert hlo.collectives(text) == {"collective-permute": model_bytes}
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """What several algorithms share: gradient preparation, schedules and tree arithmetic."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +25,46 @@ def prepared(
     return optax.with_extra_args_support(optax.chain(*blocks, core)) if blocks else core
 
 
-def scheduled(learning_rate: optax.ScalarOrSchedule, count: jax.Array) -> Any:
-    """The learning rate of step `count`."""
-    return learning_rate(count) if callable(learning_rate) else learning_rate
+class SteppedState(NamedTuple):
+    """State of a `stepped` algorithm."""
+
+    steps: jax.Array  # int32 []; steps taken
+    inner: Any  # the algorithm's own
+
+
+def stepped(
+    name: str,
+    init_fn: Callable[[optax.Params], Any],
+    step_fn: Callable[..., tuple[optax.Updates, Any]],
+    learning_rate: optax.ScalarOrSchedule,
+) -> optax.GradientTransformationExtraArgs:
+    """A transform from a step at a given learning rate.
+
+    Args:
+      name: of the algorithm, for errors.
+      init_fn: parameters → the algorithm's own state.
+      step_fn: (gradients, own state, parameters, γ, phase) → (updates, own state).
+      learning_rate: γ, a number or a schedule of the steps taken.
+    """
+
+    def init(params: optax.Params) -> SteppedState:
+        return SteppedState(jnp.zeros([], jnp.int32), init_fn(params))
+
+    def update(
+        updates: optax.Updates,
+        state: SteppedState,
+        params: optax.Params | None = None,
+        *,
+        phase: Any = 0,
+        **extra: Any,
+    ) -> tuple[optax.Updates, SteppedState]:
+        del extra
+        need_params(name, params)
+        rate = learning_rate(state.steps) if callable(learning_rate) else learning_rate
+        updates, inner = step_fn(updates, state.inner, params, rate, phase)
+        return updates, SteppedState(optax.safe_increment(state.steps), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def scale(factor: Any, tree: PyTree) -> PyTree:

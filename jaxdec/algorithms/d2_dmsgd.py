@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from jaxdec.algorithms import blocks
@@ -13,7 +11,6 @@ from jaxdec.gossip import Gossip
 class D2DmsgdState(NamedTuple):
     """State of `d2_dmsgd`."""
 
-    steps: jax.Array  # int32 []; steps taken
     momentum: optax.Updates  # like params
     correction: optax.Updates  # like params; c = X − X₋ + γ₋ m₋
 
@@ -43,25 +40,16 @@ def d2_dmsgd(
 
     def init_fn(params: optax.Params) -> D2DmsgdState:
         zeros = blocks.zeros_like(params)
-        return D2DmsgdState(jnp.zeros([], jnp.int32), zeros, zeros)
+        return D2DmsgdState(zeros, zeros)
 
-    def update_fn(
-        updates: optax.Updates,
-        state: D2DmsgdState,
-        params: optax.Params | None = None,
-        *,
-        phase: Any = 0,
-        **extra: Any,
+    def step_fn(
+        updates: optax.Updates, state: D2DmsgdState, params: optax.Params, rate: Any, phase: Any
     ) -> tuple[optax.Updates, D2DmsgdState]:
-        del extra
-        blocks.need_params("d2_dmsgd", params)
-        rate = blocks.scheduled(learning_rate, state.steps)
         new_momentum = blocks.add(blocks.scale(momentum, state.momentum), updates)
         descent = blocks.scale(rate, new_momentum)
         step = blocks.subtract(state.correction, descent)
         step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
-        count = optax.safe_increment(state.steps)
-        return step, D2DmsgdState(count, new_momentum, blocks.add(step, descent))
+        return step, D2DmsgdState(new_momentum, blocks.add(step, descent))
 
-    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    core = blocks.stepped("d2_dmsgd", init_fn, step_fn, learning_rate)
     return blocks.prepared(core, weight_decay, clip_norm)

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from jaxdec.algorithms import blocks
@@ -13,7 +11,6 @@ from jaxdec.gossip import Gossip
 class DaDmsgdState(NamedTuple):
     """State of `da_dmsgd`."""
 
-    steps: jax.Array  # int32 []; steps taken
     momentum: optax.Updates  # like params
 
 
@@ -36,25 +33,16 @@ def da_dmsgd(
     blocks.check_momentum(momentum=momentum)
 
     def init_fn(params: optax.Params) -> DaDmsgdState:
-        return DaDmsgdState(jnp.zeros([], jnp.int32), blocks.zeros_like(params))
+        return DaDmsgdState(blocks.zeros_like(params))
 
-    def update_fn(
-        updates: optax.Updates,
-        state: DaDmsgdState,
-        params: optax.Params | None = None,
-        *,
-        phase: Any = 0,
-        **extra: Any,
+    def step_fn(
+        updates: optax.Updates, state: DaDmsgdState, params: optax.Params, rate: Any, phase: Any
     ) -> tuple[optax.Updates, DaDmsgdState]:
-        del extra
-        blocks.need_params("da_dmsgd", params)
-        rate = blocks.scheduled(learning_rate, state.steps)
         local = blocks.add(blocks.scale(momentum, state.momentum), updates)
         mixed = blocks.add(local, gossip(local, phase))
         step = blocks.scale(-rate, mixed)
         delta = gossip(optax.apply_updates(params, step), phase)
-        count = optax.safe_increment(state.steps)
-        return blocks.add(step, delta), DaDmsgdState(count, mixed)
+        return blocks.add(step, delta), DaDmsgdState(mixed)
 
-    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    core = blocks.stepped("da_dmsgd", init_fn, step_fn, learning_rate)
     return blocks.prepared(core, weight_decay, clip_norm)

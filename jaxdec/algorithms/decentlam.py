@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from jaxdec.algorithms import blocks
@@ -13,7 +11,6 @@ from jaxdec.gossip import Gossip
 class DecentlamState(NamedTuple):
     """State of `decentlam`."""
 
-    steps: jax.Array  # int32 []; steps taken
     velocity: optax.Updates  # like params; v = γ m
 
 
@@ -55,19 +52,11 @@ def decentlam(
     blocks.check_momentum(momentum=momentum)
 
     def init_fn(params: optax.Params) -> DecentlamState:
-        return DecentlamState(jnp.zeros([], jnp.int32), blocks.zeros_like(params))
+        return DecentlamState(blocks.zeros_like(params))
 
-    def update_fn(
-        updates: optax.Updates,
-        state: DecentlamState,
-        params: optax.Params | None = None,
-        *,
-        phase: Any = 0,
-        **extra: Any,
+    def step_fn(
+        updates: optax.Updates, state: DecentlamState, params: optax.Params, rate: Any, phase: Any
     ) -> tuple[optax.Updates, DecentlamState]:
-        del extra
-        blocks.need_params("decentlam", params)
-        rate = blocks.scheduled(learning_rate, state.steps)
         step = blocks.scale(-rate, updates)
         step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
         # step = W (X − γ G) − X; the update −v is its heavy ball.
@@ -75,9 +64,9 @@ def decentlam(
         moved = blocks.scale(-1.0, velocity)
         if nesterov:
             moved = blocks.subtract(step, blocks.scale(momentum, velocity))
-        return moved, DecentlamState(optax.safe_increment(state.steps), velocity)
+        return moved, DecentlamState(velocity)
 
-    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    core = blocks.stepped("decentlam", init_fn, step_fn, learning_rate)
     if lars:
         core = optax.with_extra_args_support(
             optax.chain(optax.scale_by_trust_ratio(trust_coefficient=0.001), core)

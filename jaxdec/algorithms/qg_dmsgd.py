@@ -13,7 +13,6 @@ from jaxdec.gossip import Gossip
 class QgDmsgdState(NamedTuple):
     """State of `qg_dmsgd`."""
 
-    steps: jax.Array  # int32 []; steps taken
     momentum: optax.Updates  # like params; m̂
 
 
@@ -43,19 +42,11 @@ def qg_dmsgd(
     blocks.check_momentum(momentum=momentum, mu=mu_)
 
     def init_fn(params: optax.Params) -> QgDmsgdState:
-        return QgDmsgdState(jnp.zeros([], jnp.int32), blocks.zeros_like(params))
+        return QgDmsgdState(blocks.zeros_like(params))
 
-    def update_fn(
-        updates: optax.Updates,
-        state: QgDmsgdState,
-        params: optax.Params | None = None,
-        *,
-        phase: Any = 0,
-        **extra: Any,
+    def step_fn(
+        updates: optax.Updates, state: QgDmsgdState, params: optax.Params, rate: Any, phase: Any
     ) -> tuple[optax.Updates, QgDmsgdState]:
-        del extra
-        blocks.need_params("qg_dmsgd", params)
-        rate = blocks.scheduled(learning_rate, state.steps)
         direction = blocks.add(updates, blocks.scale(momentum, state.momentum))
         step = blocks.scale(-rate, direction)
         step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
@@ -65,8 +56,7 @@ def qg_dmsgd(
             divisor = jnp.where(moving, rate, 1.0).astype(m.dtype)
             return jnp.where(moving, mu_ * m - (1 - mu_) * u / divisor, m)
 
-        count = optax.safe_increment(state.steps)
-        return step, QgDmsgdState(count, jax.tree.map(follow, state.momentum, step))
+        return step, QgDmsgdState(jax.tree.map(follow, state.momentum, step))
 
-    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    core = blocks.stepped("qg_dmsgd", init_fn, step_fn, learning_rate)
     return blocks.prepared(core, weight_decay, clip_norm)

@@ -13,7 +13,6 @@ from jaxdec.gossip import Gossip
 class SlowmoState(NamedTuple):
     """State of `slowmo`."""
 
-    steps: jax.Array  # int32 []; steps taken
     momentum: optax.Updates  # like params; of the base steps
     slow_momentum: optax.Updates  # like params; u
     anchor: optax.Params  # like params; x₀, the model at the last mean
@@ -58,19 +57,11 @@ def slowmo(
 
     def init_fn(params: optax.Params) -> SlowmoState:
         zeros = blocks.zeros_like(params)
-        return SlowmoState(jnp.zeros([], jnp.int32), zeros, zeros, jax.tree.map(jnp.array, params))
+        return SlowmoState(zeros, zeros, jax.tree.map(jnp.array, params))
 
-    def update_fn(
-        updates: optax.Updates,
-        state: SlowmoState,
-        params: optax.Params | None = None,
-        *,
-        phase: Any = 0,
-        **extra: Any,
+    def step_fn(
+        updates: optax.Updates, state: SlowmoState, params: optax.Params, rate: Any, phase: Any
     ) -> tuple[optax.Updates, SlowmoState]:
-        del extra
-        blocks.need_params("slowmo", params)
-        rate = blocks.scheduled(learning_rate, state.steps)
         fast = blocks.add(blocks.scale(momentum, state.momentum), updates)
         step = blocks.scale(-rate, fast)
         step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
@@ -91,8 +82,7 @@ def slowmo(
         step = jax.tree.map(
             lambda x, new, base: jnp.where(at_mean, new - x, base), params, anchor, step
         )
-        count = optax.safe_increment(state.steps)
-        return step, SlowmoState(count, fast, slow_momentum_, anchor)
+        return step, SlowmoState(fast, slow_momentum_, anchor)
 
-    core = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    core = blocks.stepped("slowmo", init_fn, step_fn, learning_rate)
     return blocks.prepared(core, weight_decay, clip_norm)

@@ -135,12 +135,12 @@ def offsets_round(n: int, offsets: Iterable[int], weight: float) -> Round:
     return tuple(Exchange(tuple((i - offset) % n for i in range(n)), weight) for offset in offsets)
 
 
-def pairs_round(n: int, pairs: Iterable[tuple[int, int]]) -> Round:
-    """One exchange in which the nodes of each pair average, ½ and ½; the others idle."""
+def pairs_round(n: int, pairs: Iterable[tuple[int, int]], weight: float = 0.5) -> Round:
+    """One exchange in which each node of a pair gives `weight` to the other; the others idle."""
     source = list(range(n))
     for i, j in pairs:
         source[i], source[j] = j, i
-    return (Exchange(tuple(source), 0.5),)
+    return (Exchange(tuple(source), weight),)
 
 
 def metropolis(adjacency: np.ndarray) -> np.ndarray:

@@ -81,7 +81,9 @@ def alternating_exponential_ring(n: int, local: int = 1) -> Topology:
     return _over_hosts(name, Topology(name, hosts, tuple(rounds)), local)
 
 
-def random_matching(n: int, period: int = 8, seed: int = 0, bipartite: bool = False) -> Topology:
+def random_matching(
+    n: int, period: int = 8, seed: int = 0, bipartite: bool = False, lazy: bool = False
+) -> Topology:
     """Seeded random perfect matchings; ½ and ½ (near-perfect at odd n: one node idles).
 
     Args:
@@ -89,6 +91,7 @@ def random_matching(n: int, period: int = 8, seed: int = 0, bipartite: bool = Fa
       period: number of matchings before they repeat.
       seed: of the draw.
       bipartite: pair even nodes with odd ones only.
+      lazy: ¾ and ¼ instead.
 
     >>> random_matching(4, period=2, seed=0).rounds[0][0].weight
     0.5
@@ -102,9 +105,11 @@ def random_matching(n: int, period: int = 8, seed: int = 0, bipartite: bool = Fa
             left, right = rng.permutation(range(0, n, 2)), rng.permutation(range(1, n, 2))
         else:
             left, right = np.array_split(rng.permutation(n)[: n - n % 2], 2)
-        rounds.append(pairs_round(n, zip(left.tolist(), right.tolist(), strict=False)))
-    options = ", bipartite=True" if bipartite else ""
-    return Topology(f"random_matching({n}, {period}, seed={seed}{options})", n, tuple(rounds))
+        pairs = zip(left.tolist(), right.tolist(), strict=False)
+        rounds.append(pairs_round(n, pairs, 0.25 if lazy else 0.5))
+    options = ", bipartite=True" * bipartite + ", lazy=True" * lazy
+    name = f"random_matching({n}, {period}, seed={seed}{options})"
+    return Topology(name, n, tuple(rounds))
 
 
 def hierarchical(outer: Topology, local: int) -> Topology:
