@@ -1,7 +1,13 @@
 """Eight CPU devices and strict array semantics, for the tests and the doctests alike."""
 
+import pathlib
+
 import jax
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# The same small programs are compiled in many tests.
+CACHE = pathlib.Path(__file__).parent / ".pytest_cache" / "xla"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -69,4 +69,8 @@ def get_config() -> ConfigDict:
 
     config.log_every = 10  # steps between lines of training metrics
     config.eval_every = 100  # steps between evaluations of the mean model
+    config.checkpoint_every = 500  # steps between checkpoints; also at the end and on SIGTERM
+    # Workdir of a run to start from: its newest checkpoint, step included. With another number of
+    # nodes, all start from its mean model.
+    config.restore = placeholder(str)
     return config

@@ -39,19 +39,20 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def main(_: Sequence[str]) -> None:
-    """Train; a config that cannot run exits with 2, a run that diverges with 1."""
+    """Train. Exits: 2 a config that cannot run, 1 a run that failed, 75 SIGTERM, state saved."""
     logging.set_verbosity(logging.WARNING)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 
-    from jaxdec.config import ConfigError
-    from jaxdec.train import TrainingDivergedError, train_and_evaluate
+    from jaxdec import checkpoint, config, train
 
     try:
-        train_and_evaluate(_CONFIG.value, str(_WORKDIR.value))
-    except ConfigError as error:
+        train.train_and_evaluate(_CONFIG.value, str(_WORKDIR.value))
+    except config.ConfigError as error:
         _fail(error)
-    except TrainingDivergedError as error:
+    except train.TrainingInterruptedError as error:
+        _fail(error, code=75)
+    except (train.TrainingDivergedError, checkpoint.CheckpointError) as error:
         _fail(error, code=1)
 
 

@@ -112,7 +112,15 @@ def validate(config: ConfigDict) -> None:
     Raises:
       ConfigError: the first rule that does not hold.
     """
-    for field in ("nodes", "steps", "batch_size", "log_every", "eval_every", "max_executables"):
+    for field in (
+        "nodes",
+        "steps",
+        "batch_size",
+        "log_every",
+        "eval_every",
+        "checkpoint_every",
+        "max_executables",
+    ):
         if config[field] < 1:
             raise ConfigError(f"config.{field}={config[field]} must be at least 1")
     if config.batch_size % config.nodes:

@@ -1,8 +1,9 @@
 """Where a run's numbers go: JSON lines, TensorBoard, a progress bar with ETA, and tables."""
 
 import json
+import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,25 +31,42 @@ class RunLog:
     """Writes one run's metrics; a context manager.
 
     Args:
-      folder: gets metrics.jsonl, written anew, and TensorBoard events.
+      folder: gets metrics.jsonl and TensorBoard events.
       steps: of the whole run, for the progress bar.
       log_every: training metrics are averaged over so many steps.
+      start: steps taken before; metrics.jsonl is cut back to them, and goes on from there.
+      window: the training metrics since the last record, as `window` had them then.
       console: where the bar goes; a bar on a terminal, a line an evaluation elsewhere.
 
     Attributes:
       history: every record so far, for the plots.
+      window: training metrics since the last record, as JSON; a checkpoint holds them.
     """
 
-    def __init__(self, folder: pathlib.Path, steps: int, log_every: int, console: Console):
-        self.history: list[dict[str, Any]] = []
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        steps: int,
+        log_every: int,
+        console: Console,
+        start: int = 0,
+        window: Sequence[dict[str, list[float]]] = (),
+    ):
+        path = folder / "metrics.jsonl"
+        self.history = _records(path, start) if path.exists() else []
+        self.window = list(window)
         self._steps = steps
         self._log_every = log_every
-        self._window: list[Mapping[str, Any]] = []
         self._console = console
-        self._file = (folder / "metrics.jsonl").open("w")
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(record) + "\n" for record in self.history))
+        os.replace(partial, path)
+        self._file = path.open("a")
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._board = SummaryWriter(str(folder))
+        for record in self.history:
+            self._draw(record)
         self._latest: dict[str, float] = {}
         self._progress = Progress(
             TextColumn("training"),
@@ -61,7 +79,7 @@ class RunLog:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("training", total=steps, metrics="")
+        self._task = self._progress.add_task("training", total=steps, completed=start, metrics="")
 
     def __enter__(self) -> "RunLog":
         self._progress.start()
@@ -85,15 +103,15 @@ class RunLog:
           by_node: "train/…_nodes" → [nodes]; recorded beside their mean over nodes.
         """
         self._progress.advance(self._task)
-        self._window.append(by_node)
+        self.window.append({name: np.asarray(v).tolist() for name, v in by_node.items()})
         if step % self._log_every and step != self._steps:
             return
         metrics = {}
         for name in by_node:
-            each = np.mean([entry[name] for entry in self._window], axis=0)
+            each = np.mean([entry[name] for entry in self.window], axis=0)
             metrics[name.removesuffix("_nodes")] = each.mean()
             metrics[name] = each
-        self._window = []
+        self.window = []
         self._write(step, metrics)
 
     def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -108,17 +126,36 @@ class RunLog:
         self.history.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        for name in metrics:
-            if isinstance(record[name], list):
-                for node, value in enumerate(record[name]):
-                    self._board.add_scalar(f"{name}/{node}", value, step)
-            else:
-                self._board.add_scalar(name, record[name], step)
+        self._draw(record)
         self._latest |= {label: record[name] for name, label in SHOWN.items() if name in record}
         self._progress.update(self._task, metrics=self._shown())
 
+    def _draw(self, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, list):
+                for node, entry in enumerate(value):
+                    self._board.add_scalar(f"{name}/{node}", entry, record["step"])
+            elif name != "step":
+                self._board.add_scalar(name, value, record["step"])
+
+    def last_evaluation(self) -> dict[str, Any]:
+        """The newest record of an evaluation, without its step."""
+        record = next(record for record in reversed(self.history) if "eval/loss" in record)
+        return {name: value for name, value in record.items() if name != "step"}
+
     def _shown(self) -> str:
         return "  ".join(f"{label} {value:.4g}" for label, value in self._latest.items())
+
+
+def _records(path: pathlib.Path, last_step: int) -> list[dict[str, Any]]:
+    """The records up to a step; a last line that was cut short is one of a later step."""
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return [record for record in records if record["step"] <= last_step]
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:

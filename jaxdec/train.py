@@ -2,8 +2,11 @@
 
 import functools
 import pathlib
+import signal
+import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import jax
@@ -16,6 +19,7 @@ from rich.console import Console
 
 from jaxdec import algorithms, data, models, nodes, plots, workdir
 from jaxdec import config as configs
+from jaxdec.checkpoint import Checkpoints, resized, with_nodes
 from jaxdec.evaluate import Apply, classification, evaluate
 from jaxdec.metrics import RunLog, summary_table
 from jaxdec.state import AXES, TrainState
@@ -25,6 +29,10 @@ Metrics = dict[str, jax.Array]
 
 class TrainingDivergedError(RuntimeError):
     """The loss of a node is not finite."""
+
+
+class TrainingInterruptedError(RuntimeError):
+    """SIGTERM came, and the state was saved."""
 
 
 def make_node_step(
@@ -50,15 +58,18 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
 
     Args:
       config: a complete config, see configs/default.py.
-      folder: gets config.json, metrics.jsonl, TensorBoard events, plots/ and summary.json. One
-        that holds this very run, finished, is left as it is; unfinished, it starts anew.
+      folder: gets config.json, metrics.jsonl, TensorBoard events, checkpoints/, plots/ and
+        summary.json. One that holds this very run is continued from its newest checkpoint; once
+        finished, it is left as it is.
 
     Returns:
       The summary.
 
     Raises:
       ConfigError: the config cannot run, or the folder holds another run.
+      CheckpointError: a checkpoint could not be written or read.
       TrainingDivergedError: the loss of a node is not finite.
+      TrainingInterruptedError: SIGTERM came; the same call continues the run.
     """
     console = Console()
     folder = pathlib.Path(folder)
@@ -66,6 +77,8 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     dataset = data.load(config.data.name)
     parts = configs.make_partition(config, dataset)
     model = configs.make_model(config, dataset.train_inputs.shape[1:], dataset.classes)
+    if config.restore is not None:
+        workdir.source_nodes(pathlib.Path(config.restore), config)
     finished = workdir.claim(folder, config)
     if finished is not None:
         console.print(f"{folder} holds this run, finished; nothing to do")
@@ -90,16 +103,27 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     state = TrainState(replicate(jnp.zeros([], jnp.int32)), params, opt_state)
     train_step = lift(make_node_step(apply, tx), in_axes=(AXES, 0), out_axes=(AXES, 0))
     test = {"inputs": dataset.test_inputs, "labels": dataset.test_labels}
+
+    checkpoints = Checkpoints(folder)
+    window: list[dict[str, list[float]]] = []
+    if (latest := checkpoints.latest_step()) is not None:
+        state, window = checkpoints.restore(latest, state)
+        console.print(f"continuing from the checkpoint of step {latest}")
+    elif config.restore is not None:
+        state = _adopted(config, state, place, replicate, console)
+    start = int(state.step)
     batch_size = config.batch_size // config.nodes
     batches = data.prefetched(
-        data.NodeBatches(dataset, parts, batch_size, config.seed, config.steps)
+        data.NodeBatches(dataset, parts, batch_size, config.seed, config.steps), start
     )
 
-    evaluated: dict[str, np.ndarray] = {}
     clock = _StepClock(skip=len(phases))
     pending: Metrics | None = None
-    with RunLog(folder, config.steps, config.log_every, console) as log:
-        for step in range(config.steps):
+    with (
+        _Sigterm() as terminated,
+        RunLog(folder, config.steps, config.log_every, console, start, window) as log,
+    ):
+        for step in range(start, config.steps):
             batch = place(next(batches))
             state, metrics = train_step(state, batch, phase=phases[step % len(phases)])
             # The metrics of step k − 1 are fetched once step k is dispatched: the device never
@@ -108,12 +132,26 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
                 log.train_step(step, _finite(jax.device_get(pending), step))
             pending = metrics
             clock.step()
-            if (step + 1) % config.eval_every == 0 or step + 1 == config.steps:
-                log.train_step(step + 1, _finite(jax.device_get(pending), step + 1))
-                pending = None
-                clock.pause()
-                evaluated = jax.device_get(evaluate(apply, state.params, test))
-                log.evaluation(step + 1, evaluated)
+            last = step + 1 == config.steps or terminated.is_set()
+            evaluates = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
+            saves = last or (step + 1) % config.checkpoint_every == 0
+            if not (evaluates or saves):
+                continue
+            log.train_step(step + 1, _finite(jax.device_get(pending), step + 1))
+            pending = None
+            clock.pause()
+            if evaluates:
+                log.evaluation(step + 1, jax.device_get(evaluate(apply, state.params, test)))
+            if saves:
+                checkpoints.save(step + 1, state, log.window)
+            if terminated.is_set():
+                checkpoints.close()
+                raise TrainingInterruptedError(
+                    f"SIGTERM at step {step + 1}; the state is saved in {folder}, "
+                    "and the same command continues"
+                )
+        checkpoints.close()
+        evaluated = log.last_evaluation()
     summary = {
         "algorithm": config.algorithm.name,
         "topology": config.topology.name,
@@ -122,7 +160,7 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
         "steps": config.steps,
         "seed": config.seed,
         "steps_per_second": clock.steps_per_second,
-        **{name: np.asarray(value, np.float64).tolist() for name, value in evaluated.items()},
+        **evaluated,
         "bytes_sent_per_node_per_step": float(np.mean(sent)),
         "executables": len(set(phases)),
         "device": jax.devices()[0].device_kind,
@@ -146,6 +184,32 @@ def _placement(config: ConfigDict) -> tuple[Callable[..., Any], Callable[..., An
     )
 
 
+def _adopted(
+    config: ConfigDict, like: TrainState, place: Any, replicate: Any, console: Console
+) -> TrainState:
+    """The state of the run that config.restore names, for as many nodes as this run has."""
+    source = pathlib.Path(config.restore)
+    theirs = workdir.source_nodes(source, config)
+    checkpoints = Checkpoints(source)
+    latest = checkpoints.latest_step()
+    if latest is None:
+        raise configs.ConfigError(
+            f"config.restore={source} holds no checkpoint yet; let that run write one"
+        )
+    if latest >= config.steps:
+        raise configs.ConfigError(
+            f"config.restore={source} is at step {latest} already; write config.steps above it"
+        )
+    state, _ = checkpoints.restore(latest, with_nodes(like, theirs))
+    checkpoints.close()
+    how = "every node's own state"
+    if theirs != config.nodes:
+        state = resized(state, config.nodes)
+        how = f"its {theirs} nodes' mean model and mean buffers, to all {config.nodes}"
+    console.print(f"starting at step {latest} from {source}: {how}")
+    return TrainState(replicate(state.step), place(state.params), place(state.opt_state))
+
+
 def _finite(metrics: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
     bad = np.flatnonzero(~np.isfinite(metrics["train/loss_nodes"]))
     if len(bad):
@@ -154,6 +218,25 @@ def _finite(metrics: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
             "lower config.algorithm.learning_rate, or warm up for longer"
         )
     return metrics
+
+
+class _Sigterm:
+    """An event that SIGTERM sets, while inside; elsewhere than the main thread, it never does."""
+
+    def __enter__(self) -> threading.Event:
+        self._event = threading.Event()
+        self._in_main = threading.current_thread() is threading.main_thread()
+        if self._in_main:
+            self._before = signal.signal(signal.SIGTERM, self._set)
+        return self._event
+
+    def __exit__(self, *_: object) -> None:
+        if self._in_main:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _set(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        self._event.set()
 
 
 class _StepClock:

@@ -38,6 +38,35 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
         raise ConfigError(f"--workdir={workdir} cannot be used: {error}; write another") from error
 
 
+def source_nodes(folder: pathlib.Path, config: ConfigDict) -> int:
+    """The number of nodes of the run in `folder`, whose checkpoint a run of `config` starts from.
+
+    Raises:
+      ConfigError: no run is there, or one of another model or algorithm.
+    """
+    try:
+        theirs = json.loads((folder / "config.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"config.restore={folder} holds no run ({error}); write the --workdir of one"
+        ) from error
+    ours = json.loads(config.to_json())
+    found = differences(theirs["model"], ours["model"], "model.")
+    found += differences(
+        {"name": theirs["algorithm"]["name"]}, {"name": ours["algorithm"]["name"]}, "algorithm."
+    )
+    if found:
+        raise ConfigError(
+            f"config.restore={folder} is of another run, with {'; '.join(found)}; make them equal"
+        )
+    return theirs["nodes"]
+
+
+def _shape_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What decides the shapes of a run's state, beside the number of nodes."""
+    return {"model": config["model"], "algorithm": {"name": config["algorithm"]["name"]}}
+
+
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     """Write a file whole or not at all."""
     partial = path.with_suffix(".partial")

@@ -1,0 +1,123 @@
+"""Checkpoints of a run (Orbax): exact resume, and a start from another run's state."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from jaxdec import nodes
+from jaxdec.state import TrainState
+
+Window = list[dict[str, list[float]]]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; earlier ones are intact."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `folder`/checkpoints: the state of every node, asynchronous.
+
+    A batch is a function of the step, so the state and the open window of training metrics are all
+    there is to save. One that was not written whole is never seen.
+
+    Args:
+      folder: of the run.
+      keep: how many to keep; the newest.
+    """
+
+    def __init__(self, folder: pathlib.Path, keep: int = 2):
+        self._folder = folder / "checkpoints"
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
+
+    def latest_step(self) -> int | None:
+        """The step of the newest whole checkpoint; None: there is none."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: TrainState, window: Window) -> None:
+        """Save the state after `step` steps, without waiting for the disk.
+
+        Raises:
+          CheckpointError: this or the save before it failed.
+        """
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), log=ocp.args.JsonSave({"window": window})
+        )
+        with _named(f"writing a checkpoint of step {step} to {self._folder}"):
+            self._manager.save(step, args=items)
+
+    def restore(self, step: int, like: TrainState) -> tuple[TrainState, Window]:
+        """The state and window after `step` steps, placed as `like` is.
+
+        Raises:
+          CheckpointError: it cannot be read.
+        """
+        items = ocp.args.Composite(
+            state=ocp.args.StandardRestore(jax.tree.map(_abstract, like)),
+            log=ocp.args.JsonRestore(),
+        )
+        with _named(f"reading the checkpoint of step {step} in {self._folder}"):
+            restored = self._manager.restore(step, args=items)
+        return restored["state"], restored["log"]["window"]
+
+    def close(self) -> None:
+        """Wait for saves under way.
+
+        Raises:
+          CheckpointError: one of them failed.
+        """
+        with _named(f"writing a checkpoint to {self._folder}"):
+            self._manager.wait_until_finished()
+            self._manager.close()
+
+
+def resized(state: TrainState, n: int) -> TrainState:
+    """The state for another number of nodes: the mean model, and mean buffers, to all.
+
+    Counters, which are equal on all nodes, are taken from the first.
+
+    >>> state = TrainState(jnp.int32(3), jnp.array([[1.0], [3.0]]), jnp.array([7, 7]))
+    >>> resized(state, 3).params.tolist(), resized(state, 3).opt_state.tolist()
+    ([[2.0], [2.0], [2.0]], [7, 7, 7])
+    """
+
+    def leaf(x: jax.Array) -> jax.Array:
+        one = nodes.mean(x) if jnp.issubdtype(x.dtype, jnp.floating) else x[0]
+        return nodes.stack(one, n)
+
+    return dataclasses.replace(
+        state,
+        params=jax.tree.map(leaf, state.params),
+        opt_state=jax.tree.map(leaf, state.opt_state),
+    )
+
+
+def with_nodes(state: TrainState, n: int) -> TrainState:
+    """Shapes and dtypes of the state of another number of nodes, on one device."""
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def leaf(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype, sharding=here)
+
+    return dataclasses.replace(
+        state,
+        params=jax.tree.map(leaf, state.params),
+        opt_state=jax.tree.map(leaf, state.opt_state),
+    )
+
+
+def _abstract(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+@contextlib.contextmanager
+def _named(action: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{action} failed: {' '.join(str(error).split())[:300]}") from error

@@ -1,0 +1,194 @@
+"""Killed, terminated and continued runs end as if nothing had happened; and starts from others."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from jaxdec import train
+from jaxdec.checkpoint import CheckpointError, Checkpoints
+from jaxdec.config import ConfigError
+from jaxdec.train import TrainingInterruptedError, train_and_evaluate
+
+ROOT = pathlib.Path(__file__).parent.parent
+ARGUMENTS = {
+    "steps": 60,
+    "log_every": 7,
+    "eval_every": 20,
+    "checkpoint_every": 25,
+    "lift": "simulate",
+    "batch_size": 32,
+    "model.hidden": (16,),
+}
+
+
+def _config(**fields):
+    config = quickstart.get_config()
+    config.update_from_flattened_dict(ARGUMENTS | fields)
+    return config
+
+
+def _params(folder):
+    """Every array of a run's newest checkpoint, as bytes."""
+    manager = Checkpoints(folder)._manager
+    restored = manager.restore(manager.latest_step())["state"]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(restored)]
+
+
+def _metrics(folder):
+    return (folder / "metrics.jsonl").read_text()
+
+
+def _command(folder, **fields):
+    flags = [f"--config.{key}={value}" for key, value in (ARGUMENTS | fields).items()]
+    run = ["--config=configs/quickstart.py", f"--workdir={folder}"]
+    return [sys.executable, "-m", "jaxdec", *run, *flags]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    train_and_evaluate(_config(), folder)
+    return folder
+
+
+def _assert_same_end(folder, uninterrupted):
+    assert _metrics(folder) == _metrics(uninterrupted)
+    assert _params(folder) == _params(uninterrupted)
+    ours, theirs = (
+        json.loads((path / "summary.json").read_text()) for path in (folder, uninterrupted)
+    )
+    del ours["steps_per_second"], theirs["steps_per_second"]
+    assert ours == theirs
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", [3, 26, 57])
+def test_a_run_killed_anywhere_ends_the_same(at, uninterrupted, tmp_path, monkeypatch):
+    finite = train._finite
+
+    def die(metrics, step):
+        if step == at:
+            raise _Killed
+        return finite(metrics, step)
+
+    monkeypatch.setattr(train, "_finite", die)
+    with pytest.raises(_Killed):
+        train_and_evaluate(_config(), tmp_path)
+    monkeypatch.undo()
+    train_and_evaluate(_config(), tmp_path)
+    _assert_same_end(tmp_path, uninterrupted)
+
+
+def test_sigkill_of_the_process(uninterrupted, tmp_path):
+    process = subprocess.Popen(_command(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL)
+    checkpoints = tmp_path / "checkpoints"
+    deadline = time.monotonic() + 50
+    while not list(checkpoints.glob("[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    train_and_evaluate(_config(), tmp_path)
+    _assert_same_end(tmp_path, uninterrupted)
+
+
+def test_sigterm_saves_and_the_same_call_continues(uninterrupted, tmp_path, monkeypatch):
+    finite = train._finite
+
+    def terminate(metrics, step):
+        if step == 33:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return finite(metrics, step)
+
+    monkeypatch.setattr(train, "_finite", terminate)
+    with pytest.raises(TrainingInterruptedError, match="the same command continues"):
+        train_and_evaluate(_config(), tmp_path)
+    monkeypatch.undo()
+    assert 33 <= Checkpoints(tmp_path).latest_step() <= 34
+    train_and_evaluate(_config(), tmp_path)
+    _assert_same_end(tmp_path, uninterrupted)
+
+
+def test_a_half_written_checkpoint_is_never_picked_up(uninterrupted, tmp_path):
+    config = _config()
+    train_and_evaluate(config, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    newest = tmp_path / "checkpoints" / "60"
+    newest.rename(newest.with_name("60.orbax-checkpoint-tmp-1"))
+    assert Checkpoints(tmp_path).latest_step() == 50
+    train_and_evaluate(config, tmp_path)
+    _assert_same_end(tmp_path, uninterrupted)
+
+
+def test_the_newest_two_are_kept(uninterrupted):
+    steps = sorted(int(path.name) for path in (uninterrupted / "checkpoints").iterdir())
+    assert steps == [50, 60]
+
+
+def test_the_same_run_goes_on_under_the_other_lift(tmp_path):
+    """A checkpoint is of stacked arrays, wherever they lie."""
+    train_and_evaluate(_config(lift="simulate"), tmp_path / "simulate")
+    meshed = _config(lift="mesh", restore=str(tmp_path / "simulate"), steps=66)
+    summary = train_and_evaluate(meshed, tmp_path / "mesh")
+    assert summary["lift"] == "mesh"
+    assert summary["steps"] == 66
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_elastic_restore_keeps_the_mean_model(nodes, uninterrupted, tmp_path, capsys):
+    config = _config(
+        nodes=nodes, restore=str(uninterrupted), steps=64, **{"algorithm.learning_rate": 0.0}
+    )
+    summary = train_and_evaluate(config, tmp_path)
+    assert f"8 nodes' mean model and mean buffers, to all {nodes}" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    before = json.loads((uninterrupted / "summary.json").read_text())
+    assert summary["eval/loss"] == pytest.approx(before["eval/loss"], rel=1e-6)
+    assert summary["consensus_distance"] < 1e-6
+
+
+def test_training_goes_on_after_an_elastic_restore(uninterrupted, tmp_path):
+    config = _config(nodes=4, restore=str(uninterrupted), steps=160)
+    summary = train_and_evaluate(config, tmp_path)
+    before = json.loads((uninterrupted / "summary.json").read_text())
+    assert summary["eval/loss"] < before["eval/loss"]
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] > 60
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model.hidden": (8,)}, r"model.hidden: \[16\] against \[8\]"),
+        ({"algorithm.name": "dsgd"}, "algorithm.name: accumulated_adamw against dsgd"),
+        ({"steps": 55}, "is at step 60 already"),
+        ({"restore": "nowhere"}, "config.restore=nowhere holds no run"),
+    ],
+    ids=str,
+)
+def test_a_start_that_cannot_be_is_refused(fields, message, uninterrupted, tmp_path):
+    config = _config(**({"restore": str(uninterrupted), "steps": 64} | fields))
+    with pytest.raises(ConfigError, match=message):
+        train_and_evaluate(config, tmp_path / "run")
+
+
+def test_a_corrupt_checkpoint_is_named(tmp_path):
+    train_and_evaluate(_config(), tmp_path)
+    (tmp_path / "summary.json").unlink()
+    for file in (tmp_path / "checkpoints" / "60" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="reading the checkpoint of step 60"):
+        train_and_evaluate(_config(), tmp_path)
