@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.algorithm.learning_rate = 3e-3
     config.algorithm.weight_decay = 1.0
     config.schedule.name = "cosine"
-    config.schedule.warmup_steps = 50
+    config.schedule.warmup_steps = config.get_ref("steps") // 12
     config.model.hidden = (256, 256)
     config.eval_every = 50
     return config

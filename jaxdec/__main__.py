@@ -31,7 +31,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     except Exception as error:
         _fail(" ".join(str(error).split()))
     for name, value in given.items():
-        if value is None:
+        if not value:
             _fail(f"--{name} is missing; write --{name}=...")
     if len(rest) > 1:
         _fail(f"unknown argument {rest[1]!r}; flags are written --name=value")

@@ -123,6 +123,9 @@ def validate(config: ConfigDict) -> None:
     ):
         if config[field] < 1:
             raise ConfigError(f"config.{field}={config[field]} must be at least 1")
+    if config.seed < 0:
+        raise ConfigError(f"config.seed={config.seed} must be 0 or more")
+    topology = make_topology(config)
     if config.batch_size % config.nodes:
         nearest = max(1, round(config.batch_size / config.nodes)) * config.nodes
         raise ConfigError(
@@ -137,9 +140,10 @@ def validate(config: ConfigDict) -> None:
             f"config.schedule.warmup_steps={config.schedule.warmup_steps} must be in "
             f"[0, config.steps) = [0, {config.steps})"
         )
-    if not config.algorithm.learning_rate >= 0:
+    if not 0 <= config.algorithm.learning_rate < float("inf"):
         raise ConfigError(
-            f"config.algorithm.learning_rate={config.algorithm.learning_rate} must be 0 or more"
+            f"config.algorithm.learning_rate={config.algorithm.learning_rate} must be 0 or more, "
+            "and finite"
         )
     if config.lift == "mesh" and config.nodes > jax.device_count():
         raise ConfigError(
@@ -147,7 +151,6 @@ def validate(config: ConfigDict) -> None:
             f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
             f"JAX_NUM_CPU_DEVICES={config.nodes}"
         )
-    topology = make_topology(config)
     make_algorithm(config, make_gossip(config, topology))
     _check_stability(config, topology)
     executables = len(set(phases(config, topology)))

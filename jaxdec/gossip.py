@@ -99,7 +99,7 @@ class Gossip:
     specs: PyTree | None = None
 
     def __post_init__(self):
-        if self.wire_dtype is not None and jnp.dtype(self.wire_dtype).name not in WIRE_DTYPES:
+        if self.wire_dtype is not None and not _is_wire_dtype(self.wire_dtype):
             raise ValueError(
                 f"wire_dtype={self.wire_dtype!r} is not a wire format; "
                 f"write one of {', '.join(WIRE_DTYPES)}, or None for the parameters' own"
@@ -207,6 +207,13 @@ class Gossip:
         shard += self._mix(shard, exchanges, x.dtype)
         mean = lax.all_gather(shard, self.local_axis, tiled=True)[: x.size].reshape(x.shape)
         return (mean - x.astype(wide)).astype(x.dtype)
+
+
+def _is_wire_dtype(dtype: DTypeLike) -> bool:
+    try:
+        return jnp.dtype(dtype).name in WIRE_DTYPES
+    except TypeError:
+        return False
 
 
 def all_reduce_bytes(tree: PyTree, n: int) -> float:

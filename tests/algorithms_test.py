@@ -201,9 +201,65 @@ def test_clipping_is_global_over_leaves_and_local_to_a_node():
     np.testing.assert_allclose(updates["b"], [-0.8, -0.4], rtol=1e-6)
 
 
+def test_allreduce_clips_the_mean_gradient():
+    gossip = jaxdec.Gossip(jaxdec.topology.complete(2))
+    tx = jaxdec.algorithms.allreduce(gossip, 1.0, momentum=0.0, clip_norm=1.0)
+    step = lifts.lift(lambda g, x: tx.update(g, tx.init(x), x)[0], "simulate", 2)
+    updates = step(np.float32([10.0, -9.0]), np.zeros(2, np.float32))
+    np.testing.assert_allclose(updates, -0.5, rtol=1e-6)  # clipped first: 0
+
+
+def test_defaults_are_the_documented_ones():
+    defaults = {
+        name: {f: jaxdec.algorithms.default_of(name, f) for f in ("momentum", "b1", "b2", "window")}
+        for name in ("accumulated_adamw", "decentralized_adamw", "decentlam")
+    }
+    assert defaults["accumulated_adamw"] == {
+        "momentum": None,
+        "b1": 0.9,
+        "b2": 0.999,
+        "window": 4,
+    }
+    assert defaults["decentralized_adamw"]["b2"] == 0.999
+    assert defaults["decentlam"]["momentum"] == 0.9
+
+
+def test_allreduce_adamw_has_the_defaults_of_optax():
+    gossip = jaxdec.Gossip(jaxdec.topology.complete(1))
+    ours = jaxdec.algorithms.allreduce(gossip, 0.1, optimizer="adamw")
+    theirs = optax.adamw(0.1, weight_decay=0.0)
+    grads = np.float32([[1.0, -2.0, 0.1]])
+
+    def two_steps(tx, g):
+        _, state = tx.update(g, tx.init(g), g)
+        return tx.update(g * g, state, g)[0]
+
+    left, right = (
+        lifts.lift(functools.partial(two_steps, tx), "simulate", 1)(grads) for tx in (ours, theirs)
+    )
+    np.testing.assert_allclose(left, right, rtol=1e-6)
+
+
+def test_extra_arguments_reach_the_inner_optimizer():
+    def update(updates, state, params=None, *, factor, **extra):
+        del params, extra
+        return jax.tree.map(lambda g: factor * g, updates), state
+
+    inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    gossip = jaxdec.Gossip(jaxdec.topology.isolated(1))
+    for order in ("awc", "atc"):
+        tx = jaxdec.algorithms.decentralize(inner, gossip, order)
+        updates, _ = tx.update(np.float32(1.0), tx.init(1.0), np.float32(0.0), factor=3.0)
+        assert updates == 3.0
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
+        ("dsgd", {"clip_norm": -1.0}, "clip_norm=-1.0 must be above 0"),
+        ("dsgd", {"weight_decay": float("nan")}, "weight_decay=nan"),
+        ("accumulated_adamw", {"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ("decentralized_adamw", {"eps": -1.0}, "eps=-1.0"),
         ("dmsdg", {}, "did you mean dmsgd"),
         ("dsgd", {"momentum": 0.9}, "algorithm.momentum is set"),
         ("dmsgd", {"momentum": 1.0}, r"momentum=1.0 must be in \[0, 1\)"),

@@ -49,6 +49,23 @@ def test_spectral_gap_of_the_exponential_graph():
         assert gap == pytest.approx(1 - rho)
 
 
+def test_spectral_gap_is_a_step_s():
+    topology = topologies.one_peer_ring(8)
+    assert analysis.spectral_gap(topology) == pytest.approx(1 - 0.5**0.25, abs=1e-6)
+
+
+def test_nesterov_needs_a_larger_smallest_eigenvalue():
+    """Its bound: λ_min > −1/(1 + 2β); the 2 × 4 mesh has −0.384."""
+    mesh = topologies.grid(8)
+    smallest = np.linalg.eigvalsh(mesh.matrix(0))[0]
+    largest = analysis.largest_stable_momentum("decentlam", mesh, nesterov=True)
+    assert largest == pytest.approx((-1 / smallest - 1) / 2, abs=0.002)
+    assert analysis.largest_stable_momentum("decentlam", mesh) > 0.99
+    analysis.check("decentlam", mesh, 0.9)
+    with pytest.raises(ValueError, match=r"momentum up to 0.8"):
+        analysis.check("decentlam", mesh, 0.9, nesterov=True)
+
+
 def test_consensus_factors():
     assert analysis.consensus_factor(topologies.one_peer_ring(8)) == pytest.approx(0.7071, abs=1e-4)
     for topology in (topologies.one_peer_exponential(8), topologies.base_k(7)):

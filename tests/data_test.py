@@ -27,6 +27,19 @@ def test_partitions_are_disjoint_and_complete(name, alpha, nodes, digits):
         np.testing.assert_array_equal(left, right)
 
 
+def test_partitions_differ_by_seed(digits):
+    first, other = (data.split("iid", digits.train_labels, 4, seed=seed)[0] for seed in (0, 1))
+    assert not np.array_equal(np.sort(first), np.sort(other))
+
+
+def test_no_test_image_is_trained_on(digits):
+    train = {image.tobytes() for image in digits.train_inputs}
+    shared = [image for image in digits.test_inputs if image.tobytes() in train]
+    assert len(shared) == 0
+    assert len(digits.test_inputs) + len(digits.train_inputs) == 1797
+    assert np.bincount(digits.test_labels).min() >= 34
+
+
 def _heterogeneity(labels, parts):
     """Mean total variation distance of the nodes' class shares from those of all."""
     shares = [np.bincount(labels[part], minlength=10) / len(part) for part in parts]

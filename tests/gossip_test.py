@@ -124,8 +124,9 @@ def test_each_round_contracts_disagreement(graph):
 
 
 @pytest.mark.parametrize("lift", lifts.LIFTS)
-def test_wire_format_enters_at_both_ends(lift):
-    topology = GRAPHS["ring"]
+@pytest.mark.parametrize("graph", ["ring", "complete", "star"])
+def test_wire_format_enters_at_both_ends(graph, lift):
+    topology = GRAPHS[graph]
     x = _tree()["kernel"]
     q = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
     expected = x + np.tensordot(topology.matrix(0) - np.eye(N), q, 1)
@@ -183,6 +184,45 @@ def test_local_axis_equals_the_flat_topology(graph, lift):
         for name, leaf in tree.items():
             expected = np.tensordot(topology.matrix(phase) - np.eye(N), leaf, 1)
             np.testing.assert_allclose(delta[name], expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire", "width"),
+    [("float32", None, 4), ("float32", "bfloat16", 2), ("bfloat16", None, 2)],
+)
+def test_bytes_sent_are_those_of_the_compiled_exchange(dtype, wire, width):
+    x = jnp.zeros((N, 64), dtype)
+    flat = jaxdec.Gossip(GRAPHS["ring"], wire_dtype=wire)
+    hosts = jaxdec.Gossip(
+        jaxdec.topology.hierarchical(jaxdec.topology.ring(4), 2),
+        local_axis="local",
+        wire_dtype=wire,
+    )
+    for gossip, mesh, size in [
+        (flat, jaxdec.nodes.make_mesh(node=N), 2 * 64 * width),
+        (hosts, jaxdec.nodes.make_mesh(node=4, local=2), 2 * 32 * width),
+    ]:
+        step = jaxdec.nodes.on_mesh(lambda x, *, phase, g=gossip: g(x, phase), mesh)
+        text = step.lower(jaxdec.nodes.shard(x, mesh), phase=0).compile().as_text()
+        assert hlo.collectives(text)["collective-permute"] == size
+        assert gossip.bytes_sent(x[0], 0) == size
+    idle = jaxdec.Gossip(GRAPHS["aer_idle"])  # half of the hosts rest
+    assert idle.bytes_sent(jnp.zeros(64), 0) == 64 * 4 / 2
+
+
+def test_bfloat16_leaves_are_summed_in_float32():
+    x = jnp.asarray([256.0, *[1.0] * 7], jnp.bfloat16)
+    mixed = np.asarray(_mixed(jaxdec.Gossip(GRAPHS["ring"]), x, "simulate", 0), np.float64)
+    assert mixed[2] == 1.0
+    assert mixed[1] == 86.0
+    # In bfloat16 each third of a difference would be rounded on its own.
+    y = jnp.asarray(_tree()["kernel"], jnp.bfloat16)
+    exact = np.tensordot(GRAPHS["star"].matrix(0), np.asarray(y, np.float64), 1)
+    delta = np.asarray(exact - np.asarray(y, np.float64))
+    ours = jax.vmap(lambda y: jaxdec.Gossip(GRAPHS["star"])(y, 0), axis_name="node")(y)
+    np.testing.assert_array_equal(
+        np.asarray(ours, np.float64), np.asarray(jnp.asarray(delta, jnp.bfloat16), np.float64)
+    )
 
 
 def test_local_axis_sends_one_model_a_host():

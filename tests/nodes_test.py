@@ -41,6 +41,17 @@ def test_the_state_is_donated_and_nothing_else(lift):
     np.testing.assert_array_equal(result, 2)
 
 
+def test_the_first_argument_is_donated_by_default():
+    mesh = jaxdec.nodes.make_mesh(node=4)
+    for lifted in (
+        jaxdec.nodes.simulate(lambda x: x + 1),
+        jaxdec.nodes.on_mesh(lambda x: x + 1, mesh),
+    ):
+        state = jaxdec.nodes.shard(jnp.ones((4, 2)), mesh)
+        lifted(state)
+        assert state.is_deleted()
+
+
 @pytest.mark.parametrize("lift", lifts.LIFTS)
 def test_phase_is_static(lift):
     seen = []

@@ -133,6 +133,22 @@ def test_from_networkx_matches_the_grid():
     )
 
 
+def test_base_k_groups_where_that_is_shorter():
+    # 6 = 2 · 3 and 12 = 4 · 3: groups of three, then across; from Takezawa et al., Base-2.
+    assert [topologies.base_k(n, 1).period for n in (3, 6, 12)] == [3, 4, 5]
+
+
+def test_bipartite_matchings_pair_even_with_odd():
+    topology = topologies.random_matching(10, bipartite=True)
+    for (exchange,) in topology.rounds:
+        assert all((i - source) % 2 for i, source in enumerate(exchange.source))
+
+
+def test_erdos_renyi_has_the_edges_it_promises():
+    edges = [(topologies.erdos_renyi(64, seed=seed).matrix(0) > 0).sum() - 64 for seed in range(20)]
+    assert np.mean(edges) / (64 * 63) == pytest.approx(2 * np.log(64) / 64, rel=0.05)
+
+
 def test_random_graphs_are_seeded():
     for name in ("random_matching", "erdos_renyi"):
         first, again, other = (topologies.by_name(name, 16, seed=s) for s in (1, 1, 2))
@@ -176,7 +192,7 @@ def test_topologies_are_immutable_and_hashable():
         (lambda: topologies.grid(7), "use ring"),
         (lambda: topologies.torus(8, rows=3), "3 rows"),
         (lambda: topologies.base_k(4, k=4), r"k=4 must be in \[1, n - 1\]"),
-        (lambda: topologies.random_matching(4, period=0), "period: n=0"),
+        (lambda: topologies.random_matching(4, period=0), "period=0 must be at least 1"),
         (lambda: topologies.erdos_renyi(50, probability=0.001), "write a larger probability"),
         (lambda: topologies.erdos_renyi(5, probability=2.0), "probability=2.0"),
         (lambda: topologies.from_matrices([[0.5, 0.4], [0.5, 0.5]]), "row 0 sums to 0.9"),
@@ -190,7 +206,7 @@ def test_topologies_are_immutable_and_hashable():
         (lambda: topologies.by_name("ring", 4, local=2), "topology.local is set"),
         (lambda: topologies.by_name("from_matrices", 4), "topology.matrices is not set"),
         (lambda: topologies.by_name("from_matrices", 4, matrices=np.eye(3)), "n=3 nodes, not 4"),
-        (lambda: topologies.with_mean(topologies.ring(4), every=0), "n=0 must be at least 1"),
+        (lambda: topologies.with_mean(topologies.ring(4), every=0), "every=0 must be at least 1"),
         (
             lambda: topologies.with_mean(topologies.with_mean(topologies.ring(4), 2), 3),
             "already takes a mean",

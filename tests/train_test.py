@@ -13,14 +13,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from configs import quickstart
 from jaxdec import models, nodes
+from jaxdec import topology as topologies
 from jaxdec.config import (
     ConfigError,
     make_algorithm,
     make_gossip,
     make_model,
+    make_schedule,
     make_topology,
     validate,
 )
+from jaxdec.evaluate import evaluate
 from jaxdec.state import AXES, TrainState
 from jaxdec.train import TrainingDivergedError, make_node_step, train_and_evaluate
 from tests import hlo
@@ -42,7 +45,7 @@ SUMMARY_KEYS = {
 
 def _config(**fields):
     config = quickstart.get_config()
-    short = {"steps": 24, "schedule.warmup_steps": 4, "log_every": 6, "eval_every": 12}
+    short = {"steps": 24, "log_every": 6, "eval_every": 12}
     config.update_from_flattened_dict(short | {"model.hidden": (32,)} | fields)
     return config
 
@@ -147,7 +150,7 @@ def test_nothing_compiles_after_the_first_period(tmp_path):
     counts = []
     for steps in (6, 24):
         lowered.clear()
-        config = _config(steps=steps, lift="mesh", **{"schedule.warmup_steps": 2})
+        config = _config(steps=steps, lift="mesh")
         train_and_evaluate(config, tmp_path / str(steps))
         counts.append(len(lowered))
     jax.monitoring.unregister_event_duration_listener(listen)
@@ -223,6 +226,17 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"algorithm.momentum": 0.5}, "algorithm.momentum is set"),
         ({"topology.rows": 2}, "topology.rows is set"),
         ({"wire_dtype": "int8"}, "wire_dtype='int8'"),
+        ({"wire_dtype": "bf16"}, "wire_dtype='bf16'"),
+        ({"seed": -1}, "config.seed=-1"),
+        ({"model.hidden": (0,)}, r"model.hidden=\(0,\)"),
+        (
+            {
+                "algorithm.name": "decentlam",
+                "topology.name": "grid",
+                "algorithm.nesterov": True,
+            },
+            "unstable on grid",
+        ),
         ({"steps": 0}, "config.steps=0"),
         ({"max_executables": 2}, "write config.max_executables=3"),
     ],
@@ -232,6 +246,60 @@ def test_bad_configs_are_refused_before_anything_is_written(fields, message, tmp
     with pytest.raises(ConfigError, match=message):
         train_and_evaluate(_config(**fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_schedule_warms_up_from_zero_and_ends_at_zero():
+    schedule = make_schedule(_config(steps=120))
+    assert schedule(0) == 0
+    np.testing.assert_allclose(schedule(5), 3e-3 / 2, rtol=1e-6)
+    np.testing.assert_allclose(schedule(10), 3e-3, rtol=1e-6)
+    np.testing.assert_allclose(schedule(65), 3e-3 / 2, rtol=1e-5)
+    np.testing.assert_allclose(schedule(120), 0, atol=1e-9)
+    constant = make_schedule(_config(steps=120, **{"schedule.name": "constant"}))
+    np.testing.assert_allclose([constant(10), constant(119)], 3e-3, rtol=1e-6)
+
+
+def test_the_config_reaches_the_algorithm():
+    def update(**fields):
+        config = _config(**{"schedule.warmup_steps": 0, "algorithm.name": "dsgd"} | fields)
+        tx = make_algorithm(config, make_gossip(config, topologies.isolated(8)))
+        x, g = jnp.float32(1.0), jnp.float32(4.0)
+        return float(tx.update(g, tx.init(x), x)[0]) / -3e-3
+
+    assert update(**{"algorithm.weight_decay": 0.0}) == pytest.approx(4)
+    assert update(**{"algorithm.weight_decay": 0.5}) == pytest.approx(4.5)
+    assert update(**{"algorithm.weight_decay": 0.0, "algorithm.clip_norm": 1.0}) == pytest.approx(1)
+
+
+def test_a_bfloat16_wire_halves_the_bytes(tmp_path):
+    full, half = (
+        train_and_evaluate(_config(steps=6, wire_dtype=wire), tmp_path / str(wire))
+        for wire in (None, "bfloat16")
+    )
+    key = "bytes_sent_per_node_per_step"
+    assert half[key] == full[key] / 2
+    assert half["eval/loss"] != full["eval/loss"]
+
+
+def test_the_seed_decides_the_initial_model():
+    first, other = (
+        models.functional(make_model(_config(seed=seed), (8, 8), 10))[1] for seed in (0, 1)
+    )
+    assert not np.array_equal(jax.tree.leaves(first)[1], jax.tree.leaves(other)[1])
+
+
+def test_the_mean_model_is_evaluated_and_each_node_is():
+    def apply(params, inputs):
+        return params * inputs
+
+    inputs = jnp.asarray([[1.0, 0.0], [0.0, 1.0]])
+    test = {"inputs": inputs, "labels": jnp.asarray([0, 1])}
+    scales = jnp.asarray([4.0, 0.0])
+    found = evaluate(apply, scales, test)
+    expected = np.log1p(np.exp(-np.asarray([2.0, 4.0, 0.0])))
+    np.testing.assert_allclose(found["eval/loss"], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found["eval/loss_nodes"], expected[1:], rtol=1e-5)
+    assert found["consensus_distance"] == 2
 
 
 def test_unstable_pairs_run_when_asked():
@@ -250,9 +318,7 @@ def _command(*arguments, workdir):
 
 
 def test_the_command_trains(tmp_path):
-    done = _command(
-        "--config.steps=12", "--config.schedule.warmup_steps=2", workdir=tmp_path / "run"
-    )
+    done = _command("--config.steps=12", workdir=tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "step 12" in done.stdout
     assert done.stderr == ""
@@ -280,6 +346,18 @@ def test_bad_commands_exit_with_two_and_one_line(arguments, message, tmp_path):
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_diverging_command_exits_with_one(tmp_path):
+    done = _command(
+        "--config.steps=30",
+        "--config.algorithm.learning_rate=1e30",
+        "--config.algorithm.name=dsgd",
+        workdir=tmp_path / "run",
+    )
+    assert done.returncode == 1
+    assert "is not finite at step" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_command_without_workdir_says_so():

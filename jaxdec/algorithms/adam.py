@@ -61,6 +61,7 @@ def scale_by_accumulated_adam(
     if window < 1:
         raise ValueError(f"window={window} must be at least 1; 1 is Adam")
     blocks.check_momentum(b1=b1, b2=b2)
+    blocks.check_not_negative(eps=eps)
 
     def init_fn(params: optax.Params) -> AccumulatedAdamState:
         zeros = blocks.zeros_like(params)
@@ -121,6 +122,7 @@ def decentralized_adamw(
     Source: arXiv 2410.11998.
     """
     blocks.check_momentum(b1=b1, b2=b2)
+    blocks.check_not_negative(eps=eps)
     direction = optax.scale_by_adam(b1, b2, eps)
     return _adamw(direction, gossip, learning_rate, order, weight_decay, clip_norm)
 
@@ -165,6 +167,7 @@ def _adamw(
     weight_decay: float,
     clip_norm: float | None,
 ) -> optax.GradientTransformationExtraArgs:
+    blocks.check_not_negative(weight_decay=weight_decay)
     inner = optax.chain(
         direction,
         optax.add_decayed_weights(weight_decay),

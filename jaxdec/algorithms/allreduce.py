@@ -69,6 +69,7 @@ def allreduce(
             f"allreduce with optimizer={optimizer!r} does not take {name}; "
             f"it takes: {', '.join(sorted(takes[optimizer]))}"
         )
+    blocks.check_not_negative(weight_decay=weight_decay, eps=given.get("eps", 0.0))
     beta = given.pop("momentum", 0.9)
     blocks.check_momentum(momentum=beta)
     coupled_decay = 0.0

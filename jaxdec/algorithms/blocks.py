@@ -17,6 +17,9 @@ def prepared(
 
     G ← G · min(1, clip_norm / ‖G‖) over all leaves of one node, then G ← G + weight_decay · X.
     """
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm={clip_norm} must be above 0, or None for no clipping")
+    check_not_negative(weight_decay=weight_decay)
     blocks: list[optax.GradientTransformation] = []
     if clip_norm is not None:
         blocks.append(optax.clip_by_global_norm(clip_norm))
@@ -91,6 +94,13 @@ def need_params(name: str, params: PyTree | None) -> None:
     """Refuse an update without the models that it averages."""
     if params is None:
         raise ValueError(f"{name}.update averages parameters; call update(grads, state, params)")
+
+
+def check_not_negative(**values: float) -> None:
+    """Refuse a value that is negative or not finite."""
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name}={value} must be 0 or more, and finite")
 
 
 def check_momentum(**values: float) -> None:

@@ -49,6 +49,7 @@ def slowmo(
     Source: Wang et al., arXiv 1910.00643, algorithm 1.
     """  # noqa: D415 (the recursion has two lines)
     blocks.check_momentum(momentum=momentum, slow_momentum=slow_momentum)
+    blocks.check_not_negative(slow_learning_rate=slow_learning_rate)
     if gossip.topology.mean_every is None:
         raise ValueError(
             f"slowmo needs exact means, and {gossip.topology.name} takes none; write "

@@ -45,8 +45,8 @@ def dirichlet(labels: np.ndarray, nodes: int, seed: int, alpha: float) -> list[n
     >>> sorted(np.concatenate(parts).tolist()) == list(range(100))
     True
     """
-    if not alpha > 0:
-        raise ValueError(f"data.alpha={alpha} must be positive")
+    if not 0 < alpha < float("inf"):
+        raise ValueError(f"data.alpha={alpha} must be positive and finite; for no skew use iid")
     rng = np.random.default_rng(seed)
     for _ in range(1000):
         parts: list[list[np.ndarray]] = [[] for _ in range(nodes)]

@@ -22,6 +22,8 @@ class Mlp(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
+        if not all(isinstance(width, int) and width > 0 for width in hidden):
+            raise ValueError(f"model.hidden={hidden} must hold widths, integers above 0")
         widths = [*hidden, classes]
         inputs = [_size(input_shape), *hidden]
         self.layers = nnx.List(

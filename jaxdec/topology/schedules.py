@@ -97,7 +97,7 @@ def random_matching(
     0.5
     """
     at_least("random_matching", n, 2)
-    at_least("random_matching: period", period, 1)
+    at_least("random_matching", period, 1, "period")
     rng = np.random.default_rng(seed)
     rounds = []
     for _ in range(period):
@@ -122,7 +122,7 @@ def hierarchical(outer: Topology, local: int) -> Topology:
     >>> topology.n, topology.matrix(0)[0].round(3).tolist()
     (6, [0.167, 0.167, 0.167, 0.167, 0.167, 0.167])
     """
-    at_least("hierarchical: local", local, 1)
+    at_least("hierarchical", local, 1, "local")
     return _over_hosts(f"hierarchical({outer.name}, local={local})", outer, local)
 
 
@@ -194,7 +194,7 @@ def with_mean(topology: Topology, every: int) -> Topology:
     >>> topology.period, [topology.is_mean(phase) for phase in range(3)]
     (6, [False, False, True])
     """
-    at_least("with_mean: every", every, 1)
+    at_least("with_mean", every, 1, "every")
     if topology.mean_every is not None:
         raise ValueError(f"{topology.name} already takes a mean every {topology.mean_every} steps")
     name = f"with_mean({topology.name}, every={every})"
@@ -231,8 +231,11 @@ def from_matrices(matrices: Sequence[np.ndarray] | np.ndarray | str | pathlib.Pa
             ) from error
     else:
         loaded = np.asarray(matrices, np.float64)
+    if not isinstance(loaded, np.ndarray) or loaded.dtype.kind not in "fiub":
+        kind = getattr(loaded, "dtype", type(loaded).__name__)
+        raise ValueError(f"from_matrices: matrices must be one array of real numbers, not {kind}")
     if loaded.ndim not in (2, 3):
         raise ValueError(f"from_matrices: shape {loaded.shape} must be [n, n] or [period, n, n]")
-    stack = loaded if loaded.ndim == 3 else loaded[None]
-    n = stack.shape[-1]
+    stack = list(loaded if loaded.ndim == 3 else loaded[None])
+    n = loaded.shape[-1]
     return Topology(f"from_matrices({n}, period={len(stack)})", n, rounds_from_matrices(stack))

@@ -13,10 +13,10 @@ from jaxdec.topology.core import (
 )
 
 
-def at_least(name: str, n: int, least: int) -> None:
-    """Refuse an n (or another count, named in `name`) below `least`."""
-    if n < least:
-        raise ValueError(f"topology {name}: n={n} must be at least {least}; write a larger n")
+def at_least(name: str, value: int, least: int, field: str = "n") -> None:
+    """Refuse an n, or another count, below `least`."""
+    if value < least:
+        raise ValueError(f"topology {name}: {field}={value} must be at least {least}")
 
 
 def power_of_two(name: str, n: int, remedy: str = "base_k") -> int:
