@@ -63,6 +63,8 @@ def get_config() -> ConfigDict:
     config.data.partition = "iid"  # over nodes: "iid", "dirichlet", "by_class"
     config.data.alpha = placeholder(float)  # dirichlet: concentration; small is heterogeneous
 
+    config.label_smoothing = 0.0  # of the training loss, in [0, 1)
+
     config.model = ConfigDict()
     config.model.name = "mlp"  # a name of jaxdec.models
     config.model.hidden = (128, 128)  # mlp: widths of the hidden layers

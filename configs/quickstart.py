@@ -17,9 +17,10 @@ def get_config() -> ConfigDict:
     config.steps = 600
     config.batch_size = 128
     config.algorithm.learning_rate = 3e-3
-    config.algorithm.weight_decay = 1.0
+    config.algorithm.weight_decay = 0.01
     config.schedule.name = "cosine"
     config.schedule.warmup_steps = config.get_ref("steps") // 12
+    config.label_smoothing = 0.1
     config.model.hidden = (256, 256)
     config.eval_every = 50
     return config

@@ -145,6 +145,8 @@ def validate(config: ConfigDict) -> None:
             f"config.algorithm.learning_rate={config.algorithm.learning_rate} must be 0 or more, "
             "and finite"
         )
+    if not 0 <= config.label_smoothing < 1:
+        raise ConfigError(f"config.label_smoothing={config.label_smoothing} must be in [0, 1)")
     if config.lift == "mesh" and config.nodes > jax.device_count():
         raise ConfigError(
             f"config.lift='mesh' puts config.nodes={config.nodes} on as many devices, and "

@@ -14,11 +14,21 @@ Apply = Callable[[Any, jax.Array], jax.Array]
 Batch = dict[str, jax.Array]
 
 
-def classification(apply: Apply, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Mean cross-entropy and accuracy of one model on one batch."""
+def classification(
+    apply: Apply, params: Any, batch: Batch, label_smoothing: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Mean cross-entropy and accuracy of one model on one batch.
+
+    Args:
+      apply: (params, inputs) → logits.
+      params: one model's.
+      batch: inputs [examples, ...], labels [examples].
+      label_smoothing: α in [0, 1); the target is (1 − α) one-hot + α/classes.
+    """
     logits = apply(params, batch["inputs"])
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
-    return loss, jnp.mean(jnp.argmax(logits, axis=-1) == batch["labels"])
+    one_hot = jax.nn.one_hot(batch["labels"], logits.shape[-1], dtype=logits.dtype)
+    loss = optax.softmax_cross_entropy(logits, optax.smooth_labels(one_hot, label_smoothing))
+    return loss.mean(), jnp.mean(jnp.argmax(logits, axis=-1) == batch["labels"])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -36,10 +36,11 @@ class TrainingInterruptedError(RuntimeError):
 
 
 def make_node_step(
-    apply: Apply, tx: optax.GradientTransformationExtraArgs
+    apply: Apply, tx: optax.GradientTransformationExtraArgs, label_smoothing: float = 0.0
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """One node's training step: (state, batch, phase=) → (state, metrics). Lift it with `nodes`."""
-    loss_and_gradient = jax.value_and_grad(functools.partial(classification, apply), has_aux=True)
+    loss_fn = functools.partial(classification, apply, label_smoothing=label_smoothing)
+    loss_and_gradient = jax.value_and_grad(loss_fn, has_aux=True)
 
     def node_step(state: TrainState, batch: Any, *, phase: int) -> tuple[TrainState, Metrics]:
         (loss, accuracy), grads = loss_and_gradient(state.params, batch)
@@ -101,7 +102,8 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     params = place(nodes.stack(params, config.nodes))
     opt_state = lift(tx.init, donate_argnums=())(params)
     state = TrainState(replicate(jnp.zeros([], jnp.int32)), params, opt_state)
-    train_step = lift(make_node_step(apply, tx), in_axes=(AXES, 0), out_axes=(AXES, 0))
+    node_step = make_node_step(apply, tx, config.label_smoothing)
+    train_step = lift(node_step, in_axes=(AXES, 0), out_axes=(AXES, 0))
     test = {"inputs": dataset.test_inputs, "labels": dataset.test_labels}
 
     checkpoints = Checkpoints(folder)

@@ -27,6 +27,7 @@ ARGUMENTS = {
     "lift": "simulate",
     "batch_size": 32,
     "model.hidden": (16,),
+    "algorithm.learning_rate": 3e-3,
 }
 
 

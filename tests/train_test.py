@@ -23,7 +23,7 @@ from jaxdec.config import (
     make_topology,
     validate,
 )
-from jaxdec.evaluate import evaluate
+from jaxdec.evaluate import classification, evaluate
 from jaxdec.state import AXES, TrainState
 from jaxdec.train import TrainingDivergedError, make_node_step, train_and_evaluate
 from tests import hlo
@@ -45,8 +45,8 @@ SUMMARY_KEYS = {
 
 def _config(**fields):
     config = quickstart.get_config()
-    short = {"steps": 24, "log_every": 6, "eval_every": 12}
-    config.update_from_flattened_dict(short | {"model.hidden": (32,)} | fields)
+    short = {"steps": 24, "log_every": 6, "eval_every": 12, "model.hidden": (32,)}
+    config.update_from_flattened_dict(short | {"algorithm.learning_rate": 3e-3} | fields)
     return config
 
 
@@ -228,6 +228,7 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"wire_dtype": "int8"}, "wire_dtype='int8'"),
         ({"wire_dtype": "bf16"}, "wire_dtype='bf16'"),
         ({"seed": -1}, "config.seed=-1"),
+        ({"label_smoothing": 1.0}, "config.label_smoothing=1.0"),
         ({"model.hidden": (0,)}, r"model.hidden=\(0,\)"),
         (
             {
@@ -300,6 +301,14 @@ def test_the_mean_model_is_evaluated_and_each_node_is():
     np.testing.assert_allclose(found["eval/loss"], expected[0], rtol=1e-5)
     np.testing.assert_allclose(found["eval/loss_nodes"], expected[1:], rtol=1e-5)
     assert found["consensus_distance"] == 2
+
+
+def test_label_smoothing_is_of_the_training_loss():
+    batch = {"inputs": jnp.asarray([[2.0, 0.0]]), "labels": jnp.asarray([0])}
+    loss, accuracy = classification(lambda p, x: p * x, 1.0, batch, label_smoothing=0.2)
+    log_normalizer = np.log(np.exp(2) + 1)
+    np.testing.assert_allclose(loss, log_normalizer - 0.9 * 2, rtol=1e-6)
+    assert accuracy == 1
 
 
 def test_unstable_pairs_run_when_asked():
