@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 
 from jaxdec.config import ConfigError, differences
 
+OUTPUTS = ("summary.json", "metrics.jsonl", "checkpoints", "plots")
+
 
 def claim(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
     """Make the folder this run's, by its config.json.
@@ -24,12 +26,17 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if saved.exists():
-            found = differences(json.loads(saved.read_text()), ours)
+            found = differences(_read(saved), ours)
             if found:
                 raise ConfigError(
                     f"--workdir={workdir} holds another run, with {'; '.join(found)}; "
                     "write another --workdir, or remove that one"
                 )
+        elif found := [name for name in OUTPUTS if (workdir / name).exists()]:
+            raise ConfigError(
+                f"--workdir={workdir} holds {', '.join(found)} of an unknown run, without its "
+                "config.json; write another --workdir"
+            )
         else:
             write_json(saved, ours)
         summary = workdir / "summary.json"
@@ -45,7 +52,7 @@ def source_nodes(folder: pathlib.Path, config: ConfigDict) -> int:
       ConfigError: no run is there, or one of another model or algorithm.
     """
     try:
-        theirs = json.loads((folder / "config.json").read_text())
+        theirs = _read(folder / "config.json")
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(
             f"config.restore={folder} holds no run ({error}); write the --workdir of one"
@@ -60,6 +67,13 @@ def source_nodes(folder: pathlib.Path, config: ConfigDict) -> int:
             f"config.restore={folder} is of another run, with {'; '.join(found)}; make them equal"
         )
     return theirs["nodes"]
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict):
+        raise OSError(f"{path.name} is not a config")
+    return content
 
 
 def _shape_of(config: dict[str, Any]) -> dict[str, Any]:

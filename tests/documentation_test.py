@@ -28,7 +28,6 @@ def _commands():
 
 @pytest.mark.parametrize("code", _blocks("python"), ids=lambda code: code.split("\n")[3][:30])
 def test_readme_code_runs(code, tmp_path, monkeypatch):
-    (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
 

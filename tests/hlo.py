@@ -3,8 +3,6 @@
 import math
 import re
 
-import numpy as np
-
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "u16": 2, "s32": 4, "u32": 4, "pred": 1}
 _LINE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
@@ -28,8 +26,3 @@ def collectives(text: str) -> dict[str, int]:
         )
         total[kind] = total.get(kind, 0) + size
     return total
-
-
-def tree_bytes(leaves: list[np.ndarray]) -> int:
-    """Bytes of a list of arrays."""
-    return sum(leaf.nbytes for leaf in leaves)

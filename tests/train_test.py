@@ -195,6 +195,21 @@ def test_another_run_is_not_written_over(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+def test_outputs_of_an_unknown_run_are_not_written_over(name, tmp_path):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ConfigError, match=r"of an unknown run, without its config.json"):
+        train_and_evaluate(_config(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_config_json_of_something_else_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"config.json is not a config"):
+        train_and_evaluate(_config(), tmp_path)
+
+
 def test_divergence_names_the_step_and_the_nodes(tmp_path):
     config = _config(
         **{
