@@ -58,10 +58,7 @@ def source_nodes(folder: pathlib.Path, config: ConfigDict) -> int:
             f"config.restore={folder} holds no run ({error}); write the --workdir of one"
         ) from error
     ours = json.loads(config.to_json())
-    found = differences(theirs["model"], ours["model"], "model.")
-    found += differences(
-        {"name": theirs["algorithm"]["name"]}, {"name": ours["algorithm"]["name"]}, "algorithm."
-    )
+    found = differences(_shape_of(theirs), _shape_of(ours))
     if found:
         raise ConfigError(
             f"config.restore={folder} is of another run, with {'; '.join(found)}; make them equal"
