@@ -20,6 +20,9 @@ def _fail(message: object, code: int = 2) -> NoReturn:
 
 def _parse(argv: Sequence[str]) -> list[str]:
     """Parse the flags, whatever is wrong with them in one line."""
+    if {"--help", "-help", "-h"} & set(argv):
+        print(f"{__doc__}\n\nEvery field, with its meaning, is in configs/default.py.")
+        sys.exit(0)
     try:
         rest = flags.FLAGS(argv)
         given = {"config": _CONFIG.value, "workdir": _WORKDIR.value}

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxdec import algorithms
 from jaxdec.topology import Topology, by_name, is_connected, lazy
-from jaxdec.topology.core import TOLERANCE
+from jaxdec.topology.core import GIVEN_TOLERANCE, TOLERANCE
 
 # At zero gradient every algorithm is a linear map of (X, buffer). Its blocks, one step, from the
 # mixing matrix W, momentum β and (quasi-global momentum) μ; buffers are scaled by γ, so that no
@@ -107,7 +108,7 @@ def spectral_gap(topology: Topology) -> float:
 def spectral_radius(
     algorithm: str,
     topology: Topology,
-    momentum: float = 0.0,
+    momentum: float | None = None,
     *,
     mu: float | None = None,
     nesterov: bool = False,
@@ -121,7 +122,7 @@ def spectral_radius(
     Args:
       algorithm: a name of `jaxdec.algorithms`; `allreduce` does not gossip and has none.
       topology: the mixing schedule.
-      momentum: β.
+      momentum: β; None: the algorithm's default.
       mu: of `qg_dmsgd`; None: β.
       nesterov: of `decentlam`.
 
@@ -139,6 +140,8 @@ def spectral_radius(
     if name not in _STEPS:
         raise ValueError(f"{name!r} mixes no models; choices: {', '.join(sorted(_STEPS))}")
     step = _STEPS[name]
+    if momentum is None:
+        momentum = _default_momentum(algorithm)
     disagreement = _disagreement_basis(topology.n)
     maps = []
     for phase in range(topology.period):
@@ -148,6 +151,10 @@ def spectral_radius(
     if not product.size:
         return 0.0
     return float(np.abs(np.linalg.eigvals(product)).max() ** (1 / topology.period))
+
+
+def _default_momentum(algorithm: str) -> float:
+    return algorithms.default_of(algorithm, "momentum") or 0.0
 
 
 def _disagreement_basis(n: int) -> np.ndarray:
@@ -175,7 +182,7 @@ def largest_stable_momentum(
 def check(
     algorithm: str,
     topology: Topology,
-    momentum: float = 0.0,
+    momentum: float | None = None,
     *,
     mu: float | None = None,
     nesterov: bool = False,
@@ -185,7 +192,7 @@ def check(
     Args:
       algorithm: a name of `jaxdec.algorithms`.
       topology: the mixing schedule.
-      momentum: β, where the algorithm has one.
+      momentum: β; None: the algorithm's default.
       mu: of `qg_dmsgd`; None: β.
       nesterov: of `decentlam`.
 
@@ -208,13 +215,15 @@ def check(
         )
     for W in matrices:
         off = np.abs(W.sum(axis=0) - 1).max()
-        if off > TOLERANCE:
+        if off > GIVEN_TOLERANCE:
             raise ValueError(
                 f"{topology.name} is not doubly stochastic (a column is off by {off:.2g}), so "
                 f"{algorithm} would not keep the mean model; give it columns that sum to one"
             )
     if algorithm == "d2_dmsgd":
         _check_d2(topology, matrices)
+    if momentum is None:
+        momentum = _default_momentum(algorithm)
     radius = spectral_radius(algorithm, topology, momentum, mu=mu, nesterov=nesterov)
     if radius >= 1 - TOLERANCE:
         raise ValueError(

@@ -28,11 +28,16 @@ class Checkpoints:
     Args:
       folder: of the run.
       keep: how many to keep; the newest.
+      read_only: write nothing there, not even the folder.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int = 2):
+    def __init__(self, folder: pathlib.Path, keep: int = 2, *, read_only: bool = False):
         self._folder = folder / "checkpoints"
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        options = (
+            ocp.CheckpointManagerOptions(read_only=True, create=False)
+            if read_only
+            else ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        )
         self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
 
     def latest_step(self) -> int | None:
@@ -45,8 +50,9 @@ class Checkpoints:
         Raises:
           CheckpointError: this or the save before it failed.
         """
+        # The caller goes on appending to its window while this one is written.
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), log=ocp.args.JsonSave({"window": window})
+            state=ocp.args.StandardSave(state), log=ocp.args.JsonSave({"window": list(window)})
         )
         with _named(f"writing a checkpoint of step {step} to {self._folder}"):
             self._manager.save(step, args=items)

@@ -3,7 +3,6 @@
 All errors are `ConfigError`: they name the field, the value, and what to write instead.
 """
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from jaxdec import algorithms, analysis, data, models
+from jaxdec import algorithms, analysis, data, models, registry
 from jaxdec import topology as topologies
 from jaxdec.gossip import Gossip
 from jaxdec.topology import Topology
@@ -37,12 +36,32 @@ def _as_config_error() -> Iterator[None]:
         raise ConfigError(f"config: {error}") from error
 
 
+@contextmanager
+def _complete() -> Iterator[None]:
+    """Names a field that the code inside reads and the config lacks."""
+    try:
+        yield
+    except (AttributeError, KeyError) as error:
+        missing = error.args[0] if isinstance(error, AttributeError) else error
+        if not isinstance(missing, KeyError):
+            raise
+        raise ConfigError(
+            f"config lacks the field {missing}; start from configs/default.py, which has every "
+            "field, and override them one by one"
+        ) from error
+
+
 def make_topology(config: ConfigDict) -> Topology:
     """The topology of a run, its exact means included."""
     fields = config.topology.to_dict()
     name = fields.pop("name")
     if fields["mean_every"] is None and config.algorithm.name == "slowmo":
         fields["mean_every"] = SLOWMO_MEAN_EVERY
+    elif fields["mean_every"] is not None and fields["mean_every"] > config.steps:
+        raise ConfigError(
+            f"config.topology.mean_every={fields['mean_every']} is never reached in config.steps="
+            f"{config.steps}; write at most that, or None for no exact means"
+        )
     with _as_config_error():
         return topologies.by_name(name, config.nodes, **fields)
 
@@ -106,6 +125,7 @@ def phases(config: ConfigDict, topology: Topology) -> tuple[int, ...]:
     return tuple(topology.phase(step) for step in range(topology.period))
 
 
+@_complete()
 def validate(config: ConfigDict) -> None:
     """Check every rule before anything is compiled or written.
 
@@ -132,9 +152,15 @@ def validate(config: ConfigDict) -> None:
             f"config.batch_size={config.batch_size} does not divide over config.nodes="
             f"{config.nodes}; write a multiple, such as {nearest}"
         )
-    _one_of("lift", config.lift, LIFTS)
-    _one_of("schedule.name", config.schedule.name, SCHEDULES)
-    _one_of("data.name", config.data.name, tuple(data.NAMES))
+    for field, value, choices in (
+        ("lift", config.lift, LIFTS),
+        ("schedule.name", config.schedule.name, SCHEDULES),
+        ("data.name", config.data.name, data.NAMES),
+    ):
+        if value not in choices:
+            raise ConfigError(
+                f"config.{field}={value!r} is unknown; {registry.suggestion(value, choices)}"
+            )
     if not 0 <= config.schedule.warmup_steps < config.steps:
         raise ConfigError(
             f"config.schedule.warmup_steps={config.schedule.warmup_steps} must be in "
@@ -154,7 +180,7 @@ def validate(config: ConfigDict) -> None:
             f"JAX_NUM_CPU_DEVICES={config.nodes}"
         )
     make_algorithm(config, make_gossip(config, topology))
-    _check_stability(config, topology)
+    make_partition(config, data.load(config.data.name))
     executables = len(set(phases(config, topology)))
     if executables > config.max_executables:
         raise ConfigError(
@@ -162,25 +188,20 @@ def validate(config: ConfigDict) -> None:
             f"than config.max_executables={config.max_executables}; shorten its period, or write "
             f"config.max_executables={executables}"
         )
-
-
-def _one_of(field: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        close = difflib.get_close_matches(value, choices, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"config.{field}={value!r}; {hint}write one of {', '.join(choices)}")
+    _check_stability(config, topology)  # of many nodes it takes a while, so last
 
 
 def _check_stability(config: ConfigDict, topology: Topology) -> None:
     if config.allow_unstable:
         return
     algorithm = config.algorithm
-    momentum = algorithm.momentum
-    if momentum is None:
-        momentum = algorithms.default_of(algorithm.name, "momentum") or 0.0
     try:
         analysis.check(
-            algorithm.name, topology, momentum, mu=algorithm.mu, nesterov=bool(algorithm.nesterov)
+            algorithm.name,
+            topology,
+            algorithm.momentum,
+            mu=algorithm.mu,
+            nesterov=bool(algorithm.nesterov),
         )
     except ValueError as error:
         raise ConfigError(

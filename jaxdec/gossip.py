@@ -6,6 +6,7 @@ device) and under `jax.shard_map` (one node a device) alike.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxdec.topology import Exchange, Round, Topology
+from jaxdec.topology import Topology
 
 PyTree = Any
 
@@ -71,7 +72,9 @@ class Gossip:
     With q the rounding to `wire_dtype` (none: q(x) = x), node i gets
     δ_i = Σ_j W[i, j] (q(x_j) − q(x_i)), summed in float32 at least and returned in the dtype of
     x_i. A doubly stochastic W keeps the mean whatever q does, and the differences keep identical
-    replicas identical to the bit, which a weighted sum would not.
+    replicas identical to the bit, which a weighted sum would not. Where q rounds, so does each
+    W[i, j] q(x_j), to two units in the last place of q(x_j) in float32: nodes that agree to within
+    q never stop exchanging differences, and x + δ is then exact, not a drift of the mean.
 
     An exact mean (`complete`, the steps of `with_mean`) is one `psum` in float32 instead of n − 1
     exchanges: it leaves all nodes with the same model, but may move that model by its rounding.
@@ -88,8 +91,8 @@ class Gossip:
       local_axis: axis of the replicas inside a host, for a hierarchical topology: averages inside
         the host by reduce-scatter, exchanges shards between hosts, gathers back, so that a link
         between hosts carries one model and not one a replica.
-      specs: with `local_axis` and further automatic mesh axes, the PartitionSpec of each leaf over
-        those axes, so that each model shard is scattered where it lies; None: no such axes.
+      specs: the PartitionSpec of each leaf over further automatic mesh axes, so that `local_axis`
+        scatters each model shard where it lies (without it no leaf moves); None: no such axes.
     """
 
     topology: Topology
@@ -109,15 +112,15 @@ class Gossip:
                 f"local_axis={self.local_axis!r} needs a hierarchical topology, got "
                 f"{self.topology.name}; write hierarchical(topology, local)"
             )
-        if self.specs is not None and self.local_axis is None:
-            raise ValueError("specs are of use with local_axis only; leave them out")
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The mesh axes that hold replicas."""
         return (self.axis_name,) if self.local_axis is None else (self.axis_name, self.local_axis)
 
-    def __call__(self, tree: PyTree, phase: int | jax.Array) -> PyTree:
+    def __call__(
+        self, tree: PyTree, phase: int | jax.Array, key: jax.Array | None = None
+    ) -> PyTree:
         """W_phase x − x of every leaf x.
 
         Args:
@@ -125,10 +128,14 @@ class Gossip:
           phase: a Python int (the step, or its phase) compiles that round's exchanges only; a
             traced integer, the same on all nodes, compiles every round behind a `lax.switch`,
             which is right but cannot overlap with compute.
+          key: of a wire format that rounds at random, the same on all nodes; these formats do not.
 
         Raises:
           TypeError: a leaf is not floating-point.
+          ValueError: an axis has another number of nodes than the topology.
         """
+        del key
+        self._check_axes()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                 raise TypeError(
@@ -152,12 +159,24 @@ class Gossip:
         assert topology is not None
         exchanges = topology.rounds[phase % topology.period]
         replicas = self.topology.local if self.local_axis is not None else 1
-        if is_exact_mean(exchanges):
+        if topology.is_mean(phase):
             return all_reduce_bytes(tree, topology.n) / replicas
         messages = sum(s != i for exchange in exchanges for i, s in enumerate(exchange.source))
         itemsize = None if self.wire_dtype is None else jnp.dtype(self.wire_dtype).itemsize
         model = sum(x.size * (itemsize or x.dtype.itemsize) for x in jax.tree.leaves(tree))
         return messages / topology.n * model / replicas
+
+    def _check_axes(self) -> None:
+        if not any(self.topology.rounds):  # nobody talks, and no axis is needed
+            return
+        outer = self.topology if self.local_axis is None else self.topology.outer
+        assert outer is not None
+        for axis, size in zip(self.axes, (outer.n, self.topology.local), strict=False):
+            if lax.axis_size(axis) != size:
+                raise ValueError(
+                    f"{self.topology.name} has {size} nodes for the axis {axis!r}, which has "
+                    f"{lax.axis_size(axis)}; make both equal"
+                )
 
     def _round(self, tree: PyTree, phase: int) -> PyTree:
         if self.local_axis is None:
@@ -173,38 +192,43 @@ class Gossip:
         )(tree)
 
     def _leaf(self, x: jax.Array, phase: int) -> jax.Array:
-        rounds = self.topology.rounds[phase % self.topology.period]
-        return self._mix(x, rounds, x.dtype).astype(x.dtype)
+        return self._mix(x, self.topology, phase, x.dtype).astype(x.dtype)
 
-    def _mix(self, x: jax.Array, exchanges: Round, dtype: DTypeLike) -> jax.Array:
-        """W q(x) − q(x) in the accumulation dtype, for x that holds values of `dtype`."""
-        wide = jnp.promote_types(dtype, jnp.float32)
-        wired = _rounded(x, dtype if self.wire_dtype is None else self.wire_dtype)
+    def _mix(self, x: jax.Array, topology: Topology, phase: int, dtype: DTypeLike) -> jax.Array:
+        """W q(x) − q(x) in the dtype of sums, for x that holds values of `dtype`."""
+        wide = sum_dtype(dtype)
+        wire = dtype if self.wire_dtype is None else self.wire_dtype
+        wired = _rounded(x, wire)
         own = wired.astype(wide)
-        if is_exact_mean(exchanges):
+        if topology.is_mean(phase):
             return lax.pmean(own, self.axis_name) - own
+        is_lossy = jnp.finfo(wire).nmant < jnp.finfo(dtype).nmant
         delta = jnp.zeros_like(own)
-        for source, weight in exchanges:
+        for source, weight in topology.rounds[phase % topology.period]:
             received = exchange(wired, source, self.axis_name).astype(wide)
-            if isinstance(weight, tuple):
-                delta += jnp.asarray(weight, wide)[lax.axis_index(self.axis_name)] * (
-                    received - own
-                )
+            mine: float | jax.Array = (
+                jnp.asarray(weight, wide)[lax.axis_index(self.axis_name)]
+                if isinstance(weight, tuple)
+                else weight
+            )
+            if is_lossy:
+                delta += _on_grid(mine * received, weight) - _on_grid(mine * own, weight)
             else:
-                delta += weight * (received - own)
+                delta += mine * (received - own)
         return delta
 
     def _leaf_over_hosts(self, x: jax.Array, phase: int) -> jax.Array:
         outer = self.topology.outer
         assert outer is not None
         assert self.local_axis is not None
-        exchanges = outer.rounds[phase % outer.period]
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        if x.size == 0:
+            return x
+        wide = sum_dtype(x.dtype)
         local = self.topology.local
         flat = x.astype(wide).reshape(-1)
         flat = jnp.pad(flat, (0, -flat.size % local))
         shard = lax.psum_scatter(flat, self.local_axis, tiled=True) / local
-        shard += self._mix(shard, exchanges, x.dtype)
+        shard += self._mix(shard, outer, phase, x.dtype)
         mean = lax.all_gather(shard, self.local_axis, tiled=True)[: x.size].reshape(x.shape)
         return (mean - x.astype(wide)).astype(x.dtype)
 
@@ -222,10 +246,17 @@ def all_reduce_bytes(tree: PyTree, n: int) -> float:
     >>> all_reduce_bytes(jnp.zeros(100), 8)
     700.0
     """
-    sizes = (
-        x.size * jnp.promote_types(x.dtype, jnp.float32).itemsize for x in jax.tree.leaves(tree)
-    )
+    sizes = (x.size * sum_dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
     return 2 * (n - 1) / n * sum(sizes)
+
+
+def sum_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """The dtype in which values of a floating-point dtype are summed: float32 at least.
+
+    >>> sum_dtype("bfloat16"), sum_dtype("float64")
+    (dtype('float32'), dtype('float64'))
+    """
+    return jnp.dtype(dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32)
 
 
 def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -236,17 +267,12 @@ def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return x.astype(dtype)
 
 
-def is_exact_mean(exchanges: Round) -> bool:
-    """Whether a round is `complete`'s: n − 1 exchanges of 1/n with all others."""
-    n = len(exchanges) + 1
-    return n > 2 and all(
-        len(exchange.source) == n and exchange.weight == 1 / n and _has_no_idle(exchange)
-        for exchange in exchanges
-    )
-
-
-def _has_no_idle(exchange: Exchange) -> bool:
-    return all(source != i for i, source in enumerate(exchange.source))
+def _on_grid(weighted: jax.Array, weight: float | tuple[float, ...]) -> jax.Array:
+    """W q, rounded to multiples of two units in the last place of q in the dtype of sums."""
+    smallest = min((w for w in np.atleast_1d(weight) if w > 0), default=1.0)
+    finfo = jnp.finfo(weighted.dtype)
+    bits = max(0, finfo.nmant - 1 + math.floor(math.log2(smallest)))
+    return lax.reduce_precision(weighted, finfo.nexp, bits)
 
 
 def _axes_of(spec: jax.sharding.PartitionSpec) -> list[str]:

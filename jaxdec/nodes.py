@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxdec.gossip import sum_dtype
+
 PyTree = Any
 
 MANUAL_AXES = ("node", "local")
@@ -26,13 +28,17 @@ def simulate(
 ) -> Callable[..., Any]:
     """Lift a per-node function to n nodes on one device, compiled.
 
+    All replicas lie on the axis "node": a hierarchical topology is gossiped flat here, by the same
+    matrices, without `local_axis`.
+
     Args:
       f: function of one node's arguments; it may use the axis name "node". `phase`, if it takes
         one, is passed as a keyword and is static.
       in_axes: prefix tree of the positional arguments, as in `jax.vmap`; None: replicated.
       out_axes: likewise of the result; None: the same on all nodes.
       donate_argnums: arguments whose buffers the result may take over; the state, first, by
-        default. A donated array cannot be used again.
+        default. A donated array cannot be used again: write () for a function like `tx.init`,
+        whose argument lives on.
 
     >>> deviation = simulate(lambda x: x - jax.lax.pmean(x, "node"))
     >>> deviation(jnp.array([1.0, 3.0]))
@@ -67,7 +73,7 @@ def on_mesh(
       donate_argnums: as in `simulate`.
 
     Raises:
-      ValueError: the mesh has no axis "node".
+      ValueError: the mesh has no axis "node", or an axis is negative.
 
     >>> mesh = make_mesh(node=2)
     >>> deviation = on_mesh(lambda x: x - jax.lax.pmean(x, "node"), mesh)
@@ -76,6 +82,12 @@ def on_mesh(
     """
     manual = _manual_axes(mesh)
     spec = functools.partial(_axis_spec, manual=manual)
+    in_axes, out_axes = (
+        tuple(axes) if isinstance(axes, list) else axes for axes in (in_axes, out_axes)
+    )
+    for field, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        if any(axis < 0 for axis in jax.tree.leaves(axes)):
+            raise ValueError(f"{field}={axes} counts from the end; on a mesh count from 0")
 
     def lifted(*args: Any, **static: Any) -> Any:
         def per_device(*blocks: Any) -> Any:
@@ -145,7 +157,7 @@ def mean(tree: PyTree) -> PyTree:
     """
 
     def leaf_mean(x: jax.Array) -> jax.Array:
-        return jnp.mean(x, axis=0, dtype=jnp.promote_types(x.dtype, jnp.float32)).astype(x.dtype)
+        return jnp.mean(x, axis=0, dtype=sum_dtype(x.dtype)).astype(x.dtype)
 
     return jax.tree.map(leaf_mean, tree)
 

@@ -1,5 +1,6 @@
 """The trainer: one node's step, written once, and the loop around it."""
 
+import dataclasses
 import functools
 import pathlib
 import signal
@@ -78,8 +79,7 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     dataset = data.load(config.data.name)
     parts = configs.make_partition(config, dataset)
     model = configs.make_model(config, dataset.train_inputs.shape[1:], dataset.classes)
-    if config.restore is not None:
-        workdir.source_nodes(pathlib.Path(config.restore), config)
+    source = None if config.restore is None else _source(config)
     finished = workdir.claim(folder, config)
     if finished is not None:
         console.print(f"{folder} holds this run, finished; nothing to do")
@@ -111,8 +111,8 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     if (latest := checkpoints.latest_step()) is not None:
         state, window = checkpoints.restore(latest, state)
         console.print(f"continuing from the checkpoint of step {latest}")
-    elif config.restore is not None:
-        state = _adopted(config, state, place, replicate, console)
+    elif source is not None:
+        state = _adopted(config, source, state, place, replicate, console)
     start = int(state.step)
     batch_size = config.batch_size // config.nodes
     batches = data.prefetched(
@@ -186,29 +186,50 @@ def _placement(config: ConfigDict) -> tuple[Callable[..., Any], Callable[..., An
     )
 
 
-def _adopted(
-    config: ConfigDict, like: TrainState, place: Any, replicate: Any, console: Console
-) -> TrainState:
-    """The state of the run that config.restore names, for as many nodes as this run has."""
-    source = pathlib.Path(config.restore)
-    theirs = workdir.source_nodes(source, config)
-    checkpoints = Checkpoints(source)
-    latest = checkpoints.latest_step()
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """The checkpoint that a run starts from."""
+
+    folder: pathlib.Path
+    step: int
+    nodes: int
+
+
+def _source(config: ConfigDict) -> _Source:
+    """What config.restore names, once it is known to fit; nothing is written."""
+    folder = pathlib.Path(config.restore)
+    theirs = workdir.source_nodes(folder, config)
+    found = (folder / "checkpoints").is_dir()
+    latest = Checkpoints(folder, read_only=True).latest_step() if found else None
     if latest is None:
         raise configs.ConfigError(
-            f"config.restore={source} holds no checkpoint yet; let that run write one"
+            f"config.restore={folder} holds no checkpoint yet; let that run write one"
         )
     if latest >= config.steps:
         raise configs.ConfigError(
-            f"config.restore={source} is at step {latest} already; write config.steps above it"
+            f"config.restore={folder} is at step {latest} already; write config.steps above it"
         )
-    state, _ = checkpoints.restore(latest, with_nodes(like, theirs))
+    return _Source(folder, latest, theirs)
+
+
+def _adopted(
+    config: ConfigDict,
+    source: _Source,
+    like: TrainState,
+    place: Any,
+    replicate: Any,
+    console: Console,
+) -> TrainState:
+    """The state of another run, for as many nodes as this run has."""
+    theirs = source.nodes
+    checkpoints = Checkpoints(source.folder, read_only=True)
+    state, _ = checkpoints.restore(source.step, with_nodes(like, theirs))
     checkpoints.close()
     how = "every node's own state"
     if theirs != config.nodes:
         state = resized(state, config.nodes)
         how = f"its {theirs} nodes' mean model and mean buffers, to all {config.nodes}"
-    console.print(f"starting at step {latest} from {source}: {how}")
+    console.print(f"starting at step {source.step} from {source.folder}: {how}")
     return TrainState(replicate(state.step), place(state.params), place(state.opt_state))
 
 

@@ -78,7 +78,7 @@ def _case(key, topology_name, *, kind="constant", weight_decay=0.05):
 def test_equals_oracle(key, topology, lift):
     with jax.enable_x64(True):
         tx, topology, x0, expected = _case(key, topology)
-        models = lifts.run(tx, topology, lift, x0, (A, B), STEPS)
+        models = lifts.run(tx, topology, lift, x0, (A, B), STEPS, lifts.promotion_of(key))
     assert models.dtype == np.float64
     for t in range(STEPS + 1):
         scale = np.abs(expected[t]).max()
@@ -99,11 +99,96 @@ def test_lifts_agree_in_float32(key):
     tx, topology, x0, expected = _case(key, "one_peer_exponential")
     data = (A.astype(np.float32), B.astype(np.float32))
     x0 = x0.astype(np.float32)
-    simulated, meshed = (lifts.run(tx, topology, lift, x0, data, STEPS) for lift in lifts.LIFTS)
+    simulated, meshed = (
+        lifts.run(tx, topology, lift, x0, data, STEPS, lifts.promotion_of(key))
+        for lift in lifts.LIFTS
+    )
     assert simulated.dtype == np.float32
     scale = np.abs(expected).max()
     np.testing.assert_allclose(simulated, meshed, rtol=0, atol=1e-5 * scale)
     np.testing.assert_allclose(simulated, expected, rtol=0, atol=1e-4 * scale)
+
+
+GOSSIPING = [key for key in lifts.ALGORITHMS if not key.startswith("allreduce")]
+
+
+@pytest.mark.parametrize("key", GOSSIPING)
+def test_bfloat16_gradients_do_not_round_the_mixing(key):
+    """At γ = 0 a step is gossip alone, in float32."""
+    name, hyperparameters = lifts.ALGORITHMS[key]
+    topology = jaxdec.topology.ring(N)
+    if name == "slowmo":
+        topology = jaxdec.topology.with_mean(topology, every=6)
+    tx = jaxdec.algorithms.by_name(name, jaxdec.Gossip(topology), 0.0, **hyperparameters)
+    x = X0.astype(np.float32)
+
+    def step(x, g):
+        return tx.update(g, tx.init(x), x, phase=0)[0]
+
+    updates = lifts.lift(step, "simulate", N)(x, jnp.ones(x.shape, jnp.bfloat16))
+    assert updates.dtype == np.float32
+    ahead = 1 + hyperparameters["momentum"] if hyperparameters.get("nesterov") else 1
+    expected = ahead * (topology.matrix(0) - np.eye(N)) @ x
+    np.testing.assert_allclose(updates, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1e-30, 1e-41])
+@pytest.mark.parametrize("key", ["qg_dmsgd", "slowmo"])
+def test_a_rate_that_vanishes_in_the_dtype_of_parameters_is_zero(key, rate):
+    name, hyperparameters = lifts.ALGORITHMS[key]
+    dtype = jnp.float16 if rate == 1e-30 else jnp.float32
+    topology = jaxdec.topology.with_mean(jaxdec.topology.ring(N), every=2)
+    tx = jaxdec.algorithms.by_name(
+        name, jaxdec.Gossip(topology), lambda count: jnp.float32(rate), **hyperparameters
+    )
+
+    def steps(x):
+        state = tx.init(x)
+        for phase in range(4):
+            updates, state = tx.update(jnp.ones_like(x), state, x, phase=phase)
+            x = x + updates
+        return x, state
+
+    assert all(
+        np.isfinite(np.asarray(leaf, np.float64)).all()
+        for leaf in jax.tree.leaves(lifts.lift(steps, "simulate", N)(jnp.asarray(X0, dtype)))
+    )
+
+
+def test_slowmo_at_a_vanished_rate_moves_towards_the_mean_and_keeps_its_momentum():
+    topology = jaxdec.topology.with_mean(jaxdec.topology.ring(N), every=1)
+    rates = jnp.asarray([0.5, 0.0])
+    tx = jaxdec.algorithms.slowmo(
+        jaxdec.Gossip(topology),
+        lambda count: rates[count],
+        momentum=0.0,
+        slow_momentum=0.5,
+        slow_learning_rate=0.25,
+    )
+
+    def steps(x):
+        anchor, state = x, tx.init(x)
+        updates, state = tx.update(jnp.ones_like(x), state, x, phase=0)
+        kept = state.inner.slow_momentum
+        x = x + updates
+        updates, after = tx.update(jnp.ones_like(x), state, x, phase=0)
+        return x, kept, after.inner.slow_momentum, after.inner.anchor, x + updates, anchor
+
+    x, kept, u, anchor, end, _ = lifts.lift(steps, "simulate", N)(X0.astype(np.float32))
+    np.testing.assert_array_equal(u, kept)
+    mean = np.broadcast_to(np.mean(x, axis=0), x.shape)
+    np.testing.assert_allclose(end, x + 0.25 * (mean - x), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(anchor, end, rtol=0, atol=1e-6)
+
+
+def test_allreduce_averages_over_hosts_and_their_replicas():
+    topology = jaxdec.topology.hierarchical(jaxdec.topology.ring(4), 2)
+    gossip = jaxdec.Gossip(topology, local_axis="local")
+    tx = jaxdec.algorithms.allreduce(gossip, 1.0, momentum=0.0)
+    mesh = jaxdec.nodes.make_mesh(node=4, local=2)
+    step = jaxdec.nodes.on_mesh(lambda g: tx.update(g, tx.init(g), g)[0], mesh, donate_argnums=())
+    updates = step(jaxdec.nodes.shard(jnp.arange(8.0), mesh))
+    np.testing.assert_allclose(updates, -3.5)
 
 
 @pytest.mark.parametrize("lift", lifts.LIFTS)

@@ -153,6 +153,40 @@ def test_check_lets_sound_pairs_pass():
         analysis.check("accumulated_adamw", topology)
 
 
+def test_momentum_left_out_is_the_algorithms_default():
+    ring, directed = topologies.ring(8), topologies.exponential(8)
+    assert analysis.spectral_radius("decentlam", ring) == pytest.approx(0.9**0.5)
+    with pytest.raises(ValueError, match=r"decentlam with momentum=0.9 is unstable"):
+        analysis.check("decentlam", directed)
+    analysis.check("dsgd", directed)
+
+
+def test_quasi_global_momentum_has_its_own_decay():
+    topology = topologies.one_peer_exponential(8)
+    radii = [analysis.spectral_radius("qg_dmsgd", topology, 0.9, mu=mu) for mu in (0.2, 0.9)]
+    assert radii[0] != pytest.approx(radii[1], abs=0.01)
+    assert analysis.spectral_radius("qg_dmsgd", topology, 0.9) == radii[1]
+
+
+def test_slowmo_is_dmsgd_between_its_means():
+    """At a mean of every 6th step no disagreement of the models is left, only of the momenta."""
+    topology = topologies.with_mean(topologies.ring(8), every=6)
+    ours, base = (analysis.spectral_radius(name, topology, 0.9) for name in ("slowmo", "dmsgd"))
+    assert ours == base == pytest.approx(0.9, abs=1e-6)
+    assert analysis.spectral_radius("awc_dmsgd", topology, 0.9) == pytest.approx(0.9, abs=1e-6)
+
+
+@pytest.mark.parametrize(("off", "refused"), [(1e-7, False), (1e-5, True)])
+def test_columns_may_be_off_by_what_float32_rounds(off, refused):
+    W = np.array([[0.5, 0.5], [0.5 + off, 0.5 - off]])
+    topology = topologies.from_matrices([W])
+    if refused:
+        with pytest.raises(ValueError, match="not doubly stochastic"):
+            analysis.check("dsgd", topology)
+    else:
+        analysis.check("dsgd", topology)
+
+
 def test_unknown_algorithm_is_named():
     with pytest.raises(ValueError, match="'allreduce' mixes no models"):
         analysis.spectral_radius("allreduce", jaxdec.topology.ring(4))

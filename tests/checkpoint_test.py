@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from configs import quickstart
 from jaxdec import train
 from jaxdec.checkpoint import CheckpointError, Checkpoints
 from jaxdec.config import ConfigError
+from jaxdec.state import TrainState
 from jaxdec.train import TrainingInterruptedError, train_and_evaluate
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -183,6 +186,28 @@ def test_a_start_that_cannot_be_is_refused(fields, message, uninterrupted, tmp_p
     config = _config(**({"restore": str(uninterrupted), "steps": 64} | fields))
     with pytest.raises(ConfigError, match=message):
         train_and_evaluate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_without_checkpoints_is_refused_and_left_as_it_is(uninterrupted, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(uninterrupted / "config.json", source)
+    with pytest.raises(ConfigError, match="holds no checkpoint yet"):
+        train_and_evaluate(_config(restore=str(source), steps=64), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert [path.name for path in source.iterdir()] == ["config.json"]
+
+
+def test_the_window_that_was_saved_is_that_of_its_step(tmp_path):
+    """Saving is asynchronous, and the run appends to its window meanwhile."""
+    checkpoints = Checkpoints(tmp_path)
+    state = TrainState(jnp.int32(1), jnp.ones((2, 3)), jnp.ones((2, 3)))
+    window = [{"train/loss_nodes": [float(i)]} for i in range(5)]
+    checkpoints.save(1, state, window)
+    window.extend({"train/loss_nodes": [9.0]} for _ in range(10_000))
+    checkpoints.close()
+    assert len(Checkpoints(tmp_path).restore(1, state)[1]) == 5
 
 
 def test_a_corrupt_checkpoint_is_named(tmp_path):

@@ -25,6 +25,18 @@ def test_axes_are_prefix_trees_and_none_is_replicated(lift):
 
 
 @pytest.mark.parametrize("lift", lifts.LIFTS)
+def test_axes_may_be_a_list(lift):
+    lifted = lifts.lift(lambda x, y: x + y, lift, 4, in_axes=[0, None])
+    np.testing.assert_allclose(lifted(np.arange(4.0), 1.0), np.arange(4) + 1)
+
+
+@pytest.mark.parametrize("axes", [{"in_axes": -1}, {"in_axes": (0, -2)}, {"out_axes": -1}], ids=str)
+def test_axes_from_the_end_are_refused_on_a_mesh(axes):
+    with pytest.raises(ValueError, match=r"(in|out)_axes=.* counts from the end"):
+        lifts.lift(lambda x, y: x, "mesh", 4, **axes)
+
+
+@pytest.mark.parametrize("lift", lifts.LIFTS)
 def test_out_axes_place_the_node_axis(lift):
     lifted = lifts.lift(lambda x: x, lift, 4, out_axes=1)
     x = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -118,6 +118,31 @@ def test_from_matrices_is_exact_and_uses_as_few_exchanges_as_the_degree():
         assert len(topology.rounds[0]) == degree
 
 
+def test_from_matrices_takes_what_float32_rounded():
+    W = topologies.erdos_renyi(9).matrix(0).astype(np.float32)
+    W[0, W[0] == 0] -= 1e-10
+    topology = topologies.from_matrices([W])
+    np.testing.assert_allclose(topology.matrix(0), W, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(topology.matrix(0).sum(axis=1), 1, rtol=0, atol=1e-15)
+    assert topology.matrix(0).min() >= 0
+
+
+def test_rounds_may_be_plain_tuples():
+    plain = topologies.Topology("mine", 2, (((((1, 0)), 0.5),),))
+    assert plain.rounds == topologies.one_peer_exponential(2).rounds
+    assert plain.rounds[0][0].source == (1, 0)
+
+
+def test_a_mean_is_declared_and_checked():
+    assert topologies.complete(4).is_mean(0)
+    assert not topologies.ring(3).is_mean(0)
+    assert topologies.hierarchical(topologies.complete(2), 2).is_mean(0)
+    assert not topologies.lazy(topologies.complete(4)).is_mean(0)
+    assert [topologies.with_mean(topologies.ring(4), 2).is_mean(p) for p in range(3)] == [0, 1, 0]
+    with pytest.raises(ValueError, match="declared an exact mean and is none"):
+        topologies.Topology("mine", 4, topologies.ring(4).rounds, means=frozenset({0}))
+
+
 def test_from_matrices_reads_a_file(tmp_path):
     schedule = np.stack([topologies.ring(4).matrix(0), np.eye(4)])
     np.save(tmp_path / "w.npy", schedule)
@@ -190,6 +215,8 @@ def test_topologies_are_immutable_and_hashable():
         (lambda: topologies.alternating_exponential_ring(12, local=2), "power of two"),
         (lambda: topologies.alternating_exponential_ring(8, local=3), "divide n=8"),
         (lambda: topologies.grid(7), "use ring"),
+        (lambda: topologies.random_matching(4, seed=-1), "seed=-1 must be at least 0"),
+        (lambda: topologies.erdos_renyi(4, seed=-1), "seed=-1 must be at least 0"),
         (lambda: topologies.torus(8, rows=3), "3 rows"),
         (lambda: topologies.base_k(4, k=4), r"k=4 must be in \[1, n - 1\]"),
         (lambda: topologies.random_matching(4, period=0), "period=0 must be at least 1"),

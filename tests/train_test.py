@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs import quickstart
-from jaxdec import models, nodes
+from jaxdec import models, nodes, plots, train
 from jaxdec import topology as topologies
 from jaxdec.config import (
     ConfigError,
+    lift_of,
     make_algorithm,
     make_gossip,
     make_model,
@@ -232,8 +233,12 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"topology.name": "isolated"}, "not connected over its period"),
         ({"batch_size": 100}, "config.batch_size=100 .* such as 96"),
         ({"nodes": 16, "lift": "mesh"}, "8 are here; write config.lift='simulate'"),
-        ({"lift": "messh"}, "did you mean 'mesh'"),
-        ({"data.name": "digit"}, "did you mean 'digits'"),
+        ({"lift": "messh"}, "did you mean mesh"),
+        ({"data.name": "digit"}, "did you mean digits"),
+        ({"topology.name": "random_matching", "topology.seed": -1}, "seed=-1 must be at least 0"),
+        ({"topology.mean_every": 10**7}, "mean_every=10000000 is never reached in config.steps=24"),
+        ({"topology": {"name": "ring"}}, "config lacks the field 'mean_every'"),
+        ({"schedule": {"name": "cosine"}}, "config lacks the field .*warmup_steps"),
         ({"schedule.name": "linear"}, "constant, cosine"),
         ({"schedule.warmup_steps": 24}, r"\[0, 24\)"),
         ({"algorithm.learning_rate": -1.0}, "learning_rate=-1.0"),
@@ -330,6 +335,72 @@ def test_unstable_pairs_run_when_asked():
     validate(_config(allow_unstable=True, **{"algorithm.name": "decentlam"}))
 
 
+def test_more_nodes_than_examples_are_refused_before_the_stability_of_them_all():
+    with pytest.raises(ConfigError, match="nodes=2000 is more than the 1437 training examples"):
+        validate(_config(nodes=2000, batch_size=2000))
+
+
+def test_the_lift_is_a_mesh_where_there_are_devices_enough():
+    assert [lift_of(_config(nodes=n, batch_size=n)) for n in (1, 2, 8, 16)] == [
+        "simulate",
+        "mesh",
+        "mesh",
+        "simulate",
+    ]
+    assert lift_of(_config(lift="simulate")) == "simulate"
+
+
+def test_steps_a_second_are_those_of_the_steps(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    clock = train._StepClock(skip=2)
+    for seconds in (50, 40, 30, 0.5, 0.5, 0.5):  # two rounds compile; the next resumes the clock
+        now += seconds
+        clock.step()
+    clock.pause()
+    now += 1000  # an evaluation
+    for seconds in (60, 0.5):
+        now += seconds
+        clock.step()
+    clock.pause()
+    assert clock.steps_per_second == pytest.approx(4 / 2)
+
+
+def test_each_step_has_the_phase_of_its_round(tmp_path, monkeypatch):
+    phases = []
+
+    def make(*arguments):
+        step = make_node_step(*arguments)
+
+        def recorded(state, batch, *, phase):
+            phases.append(phase)
+            return step(state, batch, phase=phase)
+
+        return recorded
+
+    monkeypatch.setattr(train, "make_node_step", make)
+    monkeypatch.setattr(jax, "jit", lambda f, **_: f)
+    fields = {"topology.name": "ring", "topology.mean_every": 3, "batch_size": 8}
+    train_and_evaluate(_config(steps=7, lift="simulate", **fields), tmp_path)
+    assert phases == [0, 0, 2, 0, 0, 2, 0]
+
+
+def test_the_loss_plot_shows_nodes_their_mean_and_the_test():
+    records = [
+        {"step": 1, "train/loss": 2.0, "train/loss_nodes": [1.0, 3.0]},
+        {"step": 1, "eval/loss": 5.0, "consensus_distance": 0.5},
+        {"step": 2, "train/loss": 1.5, "train/loss_nodes": [1.0, 2.0]},
+        {"step": 2, "eval/loss": 4.0, "consensus_distance": 0.25},
+    ]
+    lines = [line.get_xydata().tolist() for line in plots.plot_loss(records).axes[0].lines]
+    assert [[1, 1.0], [2, 1.0]] in lines
+    assert [[1, 3.0], [2, 2.0]] in lines
+    assert [[1, 2.0], [2, 1.5]] in lines
+    assert [[1, 5.0], [2, 4.0]] in lines
+    lines = [line.get_xydata().tolist() for line in plots.plot_consensus(records).axes[0].lines]
+    assert lines == [[[1, 0.5], [2, 0.25]]]
+
+
 def _command(*arguments, workdir):
     return subprocess.run(
         [sys.executable, "-m", "jaxdec", "--config=configs/quickstart.py", *arguments]
@@ -382,6 +453,12 @@ def test_a_diverging_command_exits_with_one(tmp_path):
     assert done.returncode == 1
     assert "is not finite at step" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_help_is_no_error():
+    done = _command("--help", workdir=None)
+    assert done.returncode == 0
+    assert "--config=configs/NAME.py --workdir=DIR" in done.stdout
 
 
 def test_a_command_without_workdir_says_so():

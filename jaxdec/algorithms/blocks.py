@@ -41,7 +41,7 @@ def stepped(
     step_fn: Callable[..., tuple[optax.Updates, Any]],
     learning_rate: optax.ScalarOrSchedule,
 ) -> optax.GradientTransformationExtraArgs:
-    """A transform from a step at a given learning rate.
+    """A transform from a step at a given learning rate; gradients come to it like parameters.
 
     Args:
       name: of the algorithm, for errors.
@@ -63,6 +63,7 @@ def stepped(
     ) -> tuple[optax.Updates, SteppedState]:
         del extra
         need_params(name, params)
+        updates = jax.tree.map(lambda g, x: jnp.asarray(g, jnp.result_type(x)), updates, params)
         rate = learning_rate(state.steps) if callable(learning_rate) else learning_rate
         updates, inner = step_fn(updates, state.inner, params, rate, phase)
         return updates, SteppedState(optax.safe_increment(state.steps), inner)
@@ -83,6 +84,13 @@ def add(*trees: PyTree) -> PyTree:
 def subtract(a: PyTree, b: PyTree) -> PyTree:
     """A − b, in the dtypes of a."""
     return jax.tree.map(lambda x, y: x - y.astype(x.dtype), a, b)
+
+
+def divisor(rate: Any, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Whether γ is above zero in a dtype, and γ in it, or one where it is not."""
+    gamma = jnp.asarray(rate, dtype)
+    moves = gamma >= jnp.finfo(dtype).tiny
+    return moves, jnp.where(moves, gamma, jnp.ones_like(gamma))
 
 
 def zeros_like(tree: PyTree) -> PyTree:

@@ -61,7 +61,8 @@ def decentralize(
         else:
             updates, state = inner_.update(updates, state, params, **extra)
             delta = gossip(optax.apply_updates(params, updates), phase)
-        return blocks.add(updates, delta), state
+        # In the dtypes of the parameters: a bfloat16 gradient must not round the mixing.
+        return blocks.add(delta, updates), state
 
     return optax.GradientTransformationExtraArgs(inner_.init, update_fn)
 

@@ -50,11 +50,10 @@ def qg_dmsgd(
         direction = blocks.add(updates, blocks.scale(momentum, state.momentum))
         step = blocks.scale(-rate, direction)
         step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
-        moving = jnp.asarray(rate) != 0
 
         def follow(m: jax.Array, u: jax.Array) -> jax.Array:
-            divisor = jnp.where(moving, rate, 1.0).astype(m.dtype)
-            return jnp.where(moving, mu_ * m - (1 - mu_) * u / divisor, m)
+            moves, gamma = blocks.divisor(rate, m.dtype)
+            return jnp.where(moves, mu_ * m - (1 - mu_) * u / gamma, m)
 
         return step, QgDmsgdState(jax.tree.map(follow, state.momentum, step))
 

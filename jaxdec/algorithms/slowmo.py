@@ -68,14 +68,14 @@ def slowmo(
         step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
         mean = optax.apply_updates(params, step)
         at_mean = (phase + 1) % gossip.topology.mean_every == 0
-        moving = jnp.asarray(rate) != 0
 
         def slow(u: jax.Array, anchor: jax.Array, x: jax.Array) -> jax.Array:
-            divisor = jnp.where(moving, rate, 1.0).astype(u.dtype)
-            return jnp.where(at_mean & moving, slow_momentum * u + (anchor - x) / divisor, u)
+            moves, gamma = blocks.divisor(rate, u.dtype)
+            return jnp.where(at_mean & moves, slow_momentum * u + (anchor - x) / gamma, u)
 
         def move(u: jax.Array, anchor: jax.Array, x: jax.Array) -> jax.Array:
-            drift = jnp.where(moving, jnp.asarray(rate, u.dtype) * u, anchor - x)
+            moves, gamma = blocks.divisor(rate, u.dtype)
+            drift = jnp.where(moves, gamma * u, anchor - x)
             return jnp.where(at_mean, anchor - slow_learning_rate * drift, anchor)
 
         slow_momentum_ = jax.tree.map(slow, state.slow_momentum, state.anchor, mean)

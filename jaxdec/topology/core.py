@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 TOLERANCE = 1e-9
+# Weights that a person wrote, perhaps in float32.
+GIVEN_TOLERANCE = 1e-6
 
 
 class Exchange(NamedTuple):
@@ -40,10 +42,11 @@ class Topology:
     Attributes:
       name: the constructor's name with its arguments, for logs and plots.
       n: number of nodes.
-      rounds: [period] rounds.
+      rounds: [period] rounds; each exchange a (source, weight).
       outer: of a hierarchical topology, the topology over hosts; otherwise None.
       local: replicas a host; n = outer.n · local.
-      mean_every: every so many steps the round is an exact mean (`with_mean`); None: never.
+      means: phases whose round is declared an exact mean, 11ᵀ/n, and lowers to one psum.
+      mean_every: every so many steps `with_mean` put an exact mean; None: never.
     """
 
     name: str
@@ -51,15 +54,23 @@ class Topology:
     rounds: tuple[Round, ...]
     outer: "Topology | None" = None
     local: int = 1
+    means: frozenset[int] = frozenset()
     mean_every: int | None = None
 
     def __post_init__(self):
+        rounds = tuple(tuple(Exchange(*exchange) for exchange in each) for each in self.rounds)
+        object.__setattr__(self, "rounds", rounds)
         if self.n < 1:
             raise ValueError(f"topology {self.name}: n={self.n} must be at least 1")
         if not self.rounds:
             raise ValueError(f"topology {self.name}: it has no rounds; period must be at least 1")
         for phase, exchanges in enumerate(self.rounds):
             _check_round(exchanges, self.n, where=f"topology {self.name}, phase {phase}")
+        for phase in self.means:
+            if np.abs(self.matrix(phase) - 1 / self.n).max() > TOLERANCE:
+                raise ValueError(
+                    f"topology {self.name}: phase {phase} is declared an exact mean and is none"
+                )
 
     @property
     def period(self) -> int:
@@ -83,8 +94,8 @@ class Topology:
         )
 
     def is_mean(self, phase: int) -> bool:
-        """Whether `with_mean` put its exact mean at this phase."""
-        return self.mean_every is not None and (phase + 1) % self.mean_every == 0
+        """Whether the round of a phase is declared an exact mean."""
+        return phase % self.period in self.means
 
     def phase(self, step: int) -> int:
         """The first phase whose round is that of `step`: the key of a compiled step.
@@ -103,9 +114,18 @@ class Topology:
 
     @functools.cached_property
     def _first_phases(self) -> tuple[int, ...]:
-        first: dict[tuple[Round, bool], int] = {}
+        # An algorithm's own work at the means of `with_mean` is part of what is compiled.
+        every = self.mean_every
+        first: dict[tuple[Round, bool, bool], int] = {}
         return tuple(
-            first.setdefault((exchanges, self.is_mean(phase)), phase)
+            first.setdefault(
+                (
+                    exchanges,
+                    self.is_mean(phase),
+                    every is not None and (phase + 1) % every == 0,
+                ),
+                phase,
+            )
             for phase, exchanges in enumerate(self.rounds)
         )
 
@@ -169,16 +189,24 @@ def rounds_from_matrices(matrices: Sequence[np.ndarray]) -> tuple[Round, ...]:
         matrix = np.asarray(matrix_, np.float64)
         if matrix.shape != (n, n):
             raise ValueError(f"matrix {phase} has shape {matrix.shape}; expected ({n}, {n})")
-        if not np.all(np.isfinite(matrix)) or matrix.min() < -TOLERANCE:
+        if not np.all(np.isfinite(matrix)) or matrix.min() < -GIVEN_TOLERANCE:
             raise ValueError(f"matrix {phase} has a negative or non-finite weight {matrix.min()}")
         sums = matrix.sum(axis=1)
         row = np.abs(sums - 1).argmax()
-        if abs(sums[row] - 1) > TOLERANCE:
+        if abs(sums[row] - 1) > GIVEN_TOLERANCE:
             raise ValueError(
                 f"matrix {phase} is not stochastic: row {row} sums to {sums[row]}, not 1"
             )
-        rounds.append(_color(matrix))
+        rounds.append(_color(_repaired(matrix)))
     return tuple(rounds)
+
+
+def _repaired(matrix: np.ndarray) -> np.ndarray:
+    """A matrix [n, n] without what rounding left in it: no negative weight, rows of sum one."""
+    matrix = np.maximum(matrix, 0)
+    off = ~np.eye(len(matrix), dtype=bool)
+    excess = np.maximum(matrix.sum(axis=1, where=off), 1)
+    return np.where(off, matrix / excess[:, None], matrix)
 
 
 def _color(matrix: np.ndarray) -> Round:

@@ -98,6 +98,7 @@ def random_matching(
     """
     at_least("random_matching", n, 2)
     at_least("random_matching", period, 1, "period")
+    at_least("random_matching", seed, 0, "seed")
     rng = np.random.default_rng(seed)
     rounds = []
     for _ in range(period):
@@ -135,7 +136,7 @@ def _hosts(name: str, n: int, local: int) -> int:
 def _over_hosts(name: str, outer: Topology, local: int) -> Topology:
     n = outer.n * local
     rounds = tuple(_flatten(outer, phase, local) for phase in range(outer.period))
-    return Topology(name, n, rounds, outer, local, outer.mean_every)
+    return Topology(name, n, rounds, outer, local, outer.means, outer.mean_every)
 
 
 def _flatten(outer: Topology, phase: int, local: int) -> Round:
@@ -201,11 +202,13 @@ def with_mean(topology: Topology, every: int) -> Topology:
     if topology.outer is not None:
         return _over_hosts(name, with_mean(topology.outer, every), topology.local)
     (mean,) = complete(topology.n).rounds
+    period = math.lcm(topology.period, every)
+    taken = {step for step in range(period) if (step + 1) % every == 0}
     rounds = tuple(
-        mean if (step + 1) % every == 0 else topology.rounds[step % topology.period]
-        for step in range(math.lcm(topology.period, every))
+        mean if step in taken else topology.rounds[step % topology.period] for step in range(period)
     )
-    return Topology(name, topology.n, rounds, mean_every=every)
+    means = taken | {step for step in range(period) if topology.is_mean(step)}
+    return Topology(name, topology.n, rounds, means=frozenset(means), mean_every=every)
 
 
 def from_matrices(matrices: Sequence[np.ndarray] | np.ndarray | str | pathlib.Path) -> Topology:
@@ -213,7 +216,7 @@ def from_matrices(matrices: Sequence[np.ndarray] | np.ndarray | str | pathlib.Pa
 
     Args:
       matrices: [period] matrices of [n, n], or one, or the path of a .npy file of either; rows
-        are non-negative and sum to one within 1e-9.
+        are non-negative and sum to one, within 1e-6.
 
     Raises:
       ValueError: the file cannot be read, or a matrix is not stochastic.

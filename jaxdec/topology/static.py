@@ -35,7 +35,8 @@ def complete(n: int) -> Topology:
     [0.333, 0.333, 0.333]
     """
     at_least("complete", n, 1)
-    return Topology(f"complete({n})", n, (offsets_round(n, range(1, n), 1 / n),))
+    rounds = (offsets_round(n, range(1, n), 1 / n),)
+    return Topology(f"complete({n})", n, rounds, means=frozenset({0} if n > 1 else ()))
 
 
 def isolated(n: int) -> Topology:
@@ -166,6 +167,7 @@ def erdos_renyi(n: int, probability: float | None = None, seed: int = 0) -> Topo
         probability = min(1.0, 2 * np.log(n) / n)
     if not 0 < probability <= 1:
         raise ValueError(f"topology erdos_renyi: probability={probability} must be in (0, 1]")
+    at_least("erdos_renyi", seed, 0, "seed")
     rng = np.random.default_rng(seed)
     for _ in range(1000):
         upper = np.triu(rng.random((n, n)) < probability, 1)
