@@ -30,6 +30,7 @@ from flax import nnx
 
 import jaxdec
 from jaxdec import data, evaluate, models, plots
+from jaxdec.placement import Placement
 from jaxdec.state import AXES, TrainState
 from jaxdec.train import make_node_step
 
@@ -48,10 +49,11 @@ print("left of disagreement after a period:", jaxdec.analysis.consensus_factor(t
 
 # %%
 digits = data.load("digits")
-parts = data.split("iid", digits.train_labels, nodes=8, seed=0)
-batches = data.NodeBatches(digits, parts, batch_size=16, seed=0, steps=300)
-test = {"inputs": jnp.asarray(digits.test_inputs), "labels": jnp.asarray(digits.test_labels)}
-apply, params = models.functional(models.Mlp((8, 8), 10, hidden=(128,), rngs=nnx.Rngs(0)))
+parts = data.split("iid", digits.train.groups, nodes=8, seed=0)
+batches = data.NodeBatches(digits.train, parts, batch_size=16, seed=0, steps=300)
+mlp = models.functional(models.Mlp((8, 8), 10, hidden=(128,), rngs=nnx.Rngs(0)))
+placement = Placement(8)  # all nodes on this device; Placement(8, mesh): one a device
+evaluation = evaluate.Evaluation(mlp.apply, placement, digits.test, batch_size=360)
 
 # %% [markdown]
 # One run: a per-node step, written without a node axis, lifted to eight nodes.
@@ -60,14 +62,15 @@ apply, params = models.functional(models.Mlp((8, 8), 10, hidden=(128,), rngs=nnx
 # %%
 def train(topology, steps=300):
     tx = jaxdec.algorithms.accumulated_adamw(jaxdec.Gossip(topology), 3e-3, window=4)
-    step = jaxdec.nodes.simulate(make_node_step(apply, tx), in_axes=(AXES, 0), out_axes=(AXES, 0))
-    stacked = jaxdec.nodes.stack(params, 8)
-    state = TrainState(jnp.zeros([], jnp.int32), stacked, jax.vmap(tx.init)(stacked))
+    node_step = make_node_step(mlp.apply, tx)
+    step = placement.lift(node_step, in_axes=(AXES, 0), out_axes=(AXES, 0))
+    params, statistics = placement.spread((mlp.params, mlp.statistics))
+    state = TrainState(jnp.zeros([], jnp.int32), params, statistics, jax.vmap(tx.init)(params))
     history = []
     for t in range(steps):
         state, metrics = step(state, batches[t], phase=topology.phase(t))
         history.append(np.asarray(metrics["train/loss_nodes"]))
-    return evaluate.evaluate(apply, state.params, test), np.stack(history)
+    return evaluation(state.params, state.statistics), np.stack(history)
 
 
 together, loss_together = train(topology)

@@ -9,10 +9,12 @@ from ml_collections.config_dict import placeholder
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
+    config.mode = "train"  # or "evaluate", of the newest checkpoint in the workdir
     config.seed = 0  # of initialization, partition and batches
     config.nodes = 8  # replicas of the model
     config.steps = 1000  # training steps
-    config.batch_size = 128  # examples a step over all nodes; a multiple of nodes
+    config.batch_size = 128  # examples a step over all nodes; a multiple of nodes × accumulate
+    config.accumulate = 1  # parts that a node takes its batch in, one after another
     config.lift = "auto"  # "simulate" (one device), "mesh" (one node a device), or "auto"
     config.wire_dtype = placeholder(str)  # what gossip sends: "bfloat16", "float16"; None: as is
     config.allow_unstable = False  # run pairs that analysis.check refuses
@@ -55,24 +57,55 @@ def get_config() -> ConfigDict:
     config.algorithm.optimizer = placeholder(str)  # allreduce: momentum, lars, lamb, adamw
 
     config.schedule = ConfigDict()
-    config.schedule.name = "constant"  # after the warm-up: "constant", or "cosine" to zero
+    # After the warm-up: "constant"; "cosine"; "inverse_sqrt"; "steps", ÷10 at each boundary.
+    config.schedule.name = "constant"
     config.schedule.warmup_steps = 0  # linear, from exactly zero
+    config.schedule.end = 0.0  # cosine: where it ends, as a share of the highest
+    config.schedule.boundaries = ()  # steps: at which steps
 
     config.data = ConfigDict()
     config.data.name = "digits"  # a name of jaxdec.data
-    config.data.partition = "iid"  # over nodes: "iid", "dirichlet", "by_class"
+    config.data.data_dir = placeholder(str)  # where it was prepared; None: TFDS's own
+    config.data.partition = "iid"  # over nodes: "iid", "dirichlet", "by_class", "by_file"
     config.data.alpha = placeholder(float)  # dirichlet: concentration; small is heterogeneous
+
+    # The rest is passed to the sets that take it; None: their own default.
+    config.data.context = placeholder(int)  # texts: tokens an example
+    config.data.augment = placeholder(bool)  # images: crops and flips in training
 
     config.label_smoothing = 0.0  # of the training loss, in [0, 1)
 
     config.model = ConfigDict()
     config.model.name = "mlp"  # a name of jaxdec.models
-    config.model.hidden = (128, 128)  # mlp: widths of the hidden layers
+    # The rest is passed to the models that take it; None: their own default.
+    config.model.hidden = placeholder(tuple)  # mlp: widths of the hidden layers
+    config.model.channels = placeholder(tuple)  # cnn: of each convolution
+    config.model.kernel = placeholder(int)  # cnn: side of the filters
+    config.model.width = placeholder(int)  # resnets: channels; gpt: of the residual stream
+    config.model.depth = placeholder(int)  # resnet: 18, 34 or 50
+    config.model.count = placeholder(int)  # resnet20: blocks a stage
+    config.model.small_input = placeholder(bool)  # resnet: stem for CIFAR's images
+    config.model.zero_scale = placeholder(bool)  # resnet: residuals start at zero
+    config.model.layers = placeholder(int)  # gpt: blocks
+    config.model.heads = placeholder(int)  # gpt: of the attention
+    config.model.style = placeholder(str)  # gpt: "gpt2" or "llama"
+    config.model.dropout = placeholder(float)  # gpt: rate
+    config.model.remat = placeholder(bool)  # gpt: compute blocks again in the backward pass
+    config.model.dtype = placeholder(str)  # of the computation: "bfloat16"; None: "float32"
 
     config.log_every = 10  # steps between lines of training metrics
     config.eval_every = 100  # steps between evaluations of the mean model
+    config.eval_batch = 1000  # test examples at a time
+    # Batch statistics of the mean model: 0: the mean of all nodes'; otherwise its own, gathered on
+    # so many training batches, pooled over nodes.
+    config.recalibrate_batches = 0
     config.checkpoint_every = 500  # steps between checkpoints; also at the end and on SIGTERM
-    # Workdir of a run to start from: its newest checkpoint, step included. With another number of
-    # nodes, all start from its mean model.
+    # Workdir of a run to start from: its newest checkpoint, step included.
     config.restore = placeholder(str)
+    # Where it had another number of nodes: "mean", all start from its mean model and buffers; or
+    # "nearest", each from the nearest node's.
+    config.restore_rule = "mean"
+    config.profile_steps = 0  # steps to trace with jax.profiler, once all rounds are compiled
+    config.watchdog_seconds = 60.0  # several processes: without a sign of one, and the others end
+    config.wandb = placeholder(str)  # project at Weights & Biases; None: not sent there
     return config

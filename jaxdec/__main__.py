@@ -11,6 +11,10 @@ from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The run, a file of configs/.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the run's outputs.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of several.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes of the run.")
+_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is.")
+_TIMEOUT = flags.DEFINE_integer("connect_timeout", 300, "Seconds for processes to meet.")
 
 
 def _fail(message: object, code: int = 2) -> NoReturn:
@@ -47,16 +51,20 @@ def main(_: Sequence[str]) -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 
-    from jaxdec import checkpoint, config, train
+    from jaxdec import checkpoint, config, hosts, train
 
     try:
+        given = hosts.Job(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+        hosts.connect(hosts.find(given, os.environ), _TIMEOUT.value)
         train.train_and_evaluate(_CONFIG.value, str(_WORKDIR.value))
-    except config.ConfigError as error:
+    except (config.ConfigError, hosts.HostsError) as error:
         _fail(error)
     except train.TrainingInterruptedError as error:
         _fail(error, code=75)
     except (train.TrainingDivergedError, checkpoint.CheckpointError) as error:
         _fail(error, code=1)
+    except OSError as error:
+        _fail(f"{error}; make room or give permission, and the same command continues", code=1)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """Checkpoints of a run (Orbax): exact resume, and a start from another run's state."""
 
 import contextlib
-import dataclasses
 import pathlib
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from jaxdec import nodes
 from jaxdec.state import TrainState
 
 Window = list[dict[str, list[float]]]
@@ -80,41 +77,6 @@ class Checkpoints:
         with _named(f"writing a checkpoint to {self._folder}"):
             self._manager.wait_until_finished()
             self._manager.close()
-
-
-def resized(state: TrainState, n: int) -> TrainState:
-    """The state for another number of nodes: the mean model, and mean buffers, to all.
-
-    Counters, which are equal on all nodes, are taken from the first.
-
-    >>> state = TrainState(jnp.int32(3), jnp.array([[1.0], [3.0]]), jnp.array([7, 7]))
-    >>> resized(state, 3).params.tolist(), resized(state, 3).opt_state.tolist()
-    ([[2.0], [2.0], [2.0]], [7, 7, 7])
-    """
-
-    def leaf(x: jax.Array) -> jax.Array:
-        one = nodes.mean(x) if jnp.issubdtype(x.dtype, jnp.floating) else x[0]
-        return nodes.stack(one, n)
-
-    return dataclasses.replace(
-        state,
-        params=jax.tree.map(leaf, state.params),
-        opt_state=jax.tree.map(leaf, state.opt_state),
-    )
-
-
-def with_nodes(state: TrainState, n: int) -> TrainState:
-    """Shapes and dtypes of the state of another number of nodes, on one device."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-    def leaf(x: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype, sharding=here)
-
-    return dataclasses.replace(
-        state,
-        params=jax.tree.map(leaf, state.params),
-        opt_state=jax.tree.map(leaf, state.opt_state),
-    )
 
 
 def _abstract(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -3,11 +3,14 @@
 All errors are `ConfigError`: they name the field, the value, and what to write instead.
 """
 
+import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from ml_collections import ConfigDict
@@ -17,8 +20,10 @@ from jaxdec import topology as topologies
 from jaxdec.gossip import Gossip
 from jaxdec.topology import Topology
 
+MODES = ("train", "evaluate")
 LIFTS = ("auto", "simulate", "mesh")
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "inverse_sqrt", "steps")
+RESTORE_RULES = ("mean", "nearest")
 SLOWMO_MEAN_EVERY = 12
 
 
@@ -73,13 +78,29 @@ def make_gossip(config: ConfigDict, topology: Topology) -> Gossip:
 
 
 def make_schedule(config: ConfigDict) -> optax.Schedule:
-    """The learning rate by step: a linear warm-up from zero, then constant or cosine to zero."""
-    peak, warmup = config.algorithm.learning_rate, config.schedule.warmup_steps
-    if config.schedule.name == "cosine":
-        after: optax.Schedule = optax.cosine_decay_schedule(peak, config.steps - warmup)
-    else:
-        after = optax.constant_schedule(peak)
+    """The learning rate by step t: a linear warm-up from zero to γ, and then by name.
+
+    "constant": γ; "cosine": along half a cosine to `end` · γ; "inverse_sqrt": γ √(warmup/t);
+    "steps": a tenth of what it was, from each of `boundaries` on.
+    """
+    fields = config.schedule
+    peak, warmup = config.algorithm.learning_rate, fields.warmup_steps
+    after: optax.Schedule
+    match fields.name:
+        case "cosine":
+            after = optax.cosine_decay_schedule(peak, config.steps - warmup, fields.end)
+        case "inverse_sqrt":
+            after = functools.partial(_inverse_sqrt, peak, warmup)
+        case "steps":
+            drops = {boundary - warmup: 0.1 for boundary in fields.boundaries}
+            after = optax.piecewise_constant_schedule(peak, drops)
+        case _:
+            after = optax.constant_schedule(peak)
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+def _inverse_sqrt(peak: float, warmup: int, count: Any) -> Any:
+    return peak * jnp.sqrt(warmup / (count + warmup))
 
 
 def make_algorithm(config: ConfigDict, gossip: Gossip) -> optax.GradientTransformationExtraArgs:
@@ -91,12 +112,28 @@ def make_algorithm(config: ConfigDict, gossip: Gossip) -> optax.GradientTransfor
         return algorithms.by_name(name, gossip, learning_rate=make_schedule(config), **fields)
 
 
-def make_model(config: ConfigDict, input_shape: tuple[int, ...], classes: int) -> nnx.Module:
+# Validation opens a set, and so does the run right after it.
+_load = functools.lru_cache(maxsize=2)(data.load)
+
+
+def make_dataset(config: ConfigDict) -> data.Dataset:
+    """The data set of a run."""
+    fields = config.data.to_dict()
+    name, folder = fields.pop("name"), fields.pop("data_dir")
+    del fields["partition"], fields["alpha"]
+    given = {field: value for field, value in fields.items() if value is not None}
+    with _as_config_error():
+        return _load(name, folder, **given)
+
+
+def make_model(config: ConfigDict, dataset: data.Dataset) -> nnx.Module:
     """The freshly initialized model of a run."""
     fields = config.model.to_dict()
     name = fields.pop("name")
     with _as_config_error():
-        return models.by_name(name, input_shape, classes, rngs=nnx.Rngs(config.seed), **fields)
+        return models.by_name(
+            name, dataset.input_shape, dataset.classes, rngs=nnx.Rngs(config.seed), **fields
+        )
 
 
 def make_partition(config: ConfigDict, dataset: data.Dataset) -> Any:
@@ -104,7 +141,7 @@ def make_partition(config: ConfigDict, dataset: data.Dataset) -> Any:
     with _as_config_error():
         return data.split(
             config.data.partition,
-            dataset.train_labels,
+            dataset.train.groups,
             config.nodes,
             config.seed,
             alpha=config.data.alpha,
@@ -138,24 +175,32 @@ def validate(config: ConfigDict) -> None:
         "batch_size",
         "log_every",
         "eval_every",
+        "eval_batch",
         "checkpoint_every",
+        "accumulate",
         "max_executables",
     ):
         if config[field] < 1:
             raise ConfigError(f"config.{field}={config[field]} must be at least 1")
-    if config.seed < 0:
-        raise ConfigError(f"config.seed={config.seed} must be 0 or more")
+    for field in ("seed", "recalibrate_batches", "profile_steps"):
+        if config[field] < 0:
+            raise ConfigError(f"config.{field}={config[field]} must be 0 or more")
     topology = make_topology(config)
-    if config.batch_size % config.nodes:
-        nearest = max(1, round(config.batch_size / config.nodes)) * config.nodes
+    parts = config.nodes * config.accumulate
+    if config.batch_size % parts:
+        over = f"config.nodes={config.nodes}"
+        over += f" × config.accumulate={config.accumulate}" if config.accumulate > 1 else ""
+        nearest = max(1, round(config.batch_size / parts)) * parts
         raise ConfigError(
-            f"config.batch_size={config.batch_size} does not divide over config.nodes="
-            f"{config.nodes}; write a multiple, such as {nearest}"
+            f"config.batch_size={config.batch_size} does not divide over {over}; write a "
+            f"multiple, such as {nearest}"
         )
     for field, value, choices in (
+        ("mode", config.mode, MODES),
         ("lift", config.lift, LIFTS),
         ("schedule.name", config.schedule.name, SCHEDULES),
         ("data.name", config.data.name, data.NAMES),
+        ("restore_rule", config.restore_rule, RESTORE_RULES),
     ):
         if value not in choices:
             raise ConfigError(
@@ -165,6 +210,20 @@ def validate(config: ConfigDict) -> None:
         raise ConfigError(
             f"config.schedule.warmup_steps={config.schedule.warmup_steps} must be in "
             f"[0, config.steps) = [0, {config.steps})"
+        )
+    if config.schedule.name == "inverse_sqrt" and config.schedule.warmup_steps == 0:
+        raise ConfigError(
+            "config.schedule.name='inverse_sqrt' falls from the end of the warm-up; write "
+            "config.schedule.warmup_steps above 0"
+        )
+    if not 0 <= config.schedule.end <= 1:
+        raise ConfigError(f"config.schedule.end={config.schedule.end} must be in [0, 1]")
+    boundaries = tuple(config.schedule.boundaries)
+    bounds = (config.schedule.warmup_steps, *boundaries, config.steps)
+    if any(left >= right for left, right in itertools.pairwise(bounds)):
+        raise ConfigError(
+            f"config.schedule.boundaries={boundaries} must rise between config.schedule."
+            f"warmup_steps={bounds[0]} and config.steps={config.steps}"
         )
     if not 0 <= config.algorithm.learning_rate < float("inf"):
         raise ConfigError(
@@ -179,8 +238,10 @@ def validate(config: ConfigDict) -> None:
             f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
             f"JAX_NUM_CPU_DEVICES={config.nodes}"
         )
+    if not config.watchdog_seconds > 0:
+        raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
-    make_partition(config, data.load(config.data.name))
+    make_partition(config, make_dataset(config))
     executables = len(set(phases(config, topology)))
     if executables > config.max_executables:
         raise ConfigError(

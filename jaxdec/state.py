@@ -15,7 +15,8 @@ class TrainState:
 
     step: jax.Array  # int32 []; steps taken
     params: Any  # [nodes, ...] a leaf
+    statistics: Any  # [nodes, ...] a leaf; running batch statistics, each node's own
     opt_state: Any  # [nodes, ...] a leaf
 
 
-AXES: Any = TrainState(step=None, params=0, opt_state=0)  # type: ignore[arg-type]
+AXES: Any = TrainState(step=None, params=0, statistics=0, opt_state=0)  # type: ignore[arg-type]

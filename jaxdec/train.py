@@ -1,12 +1,11 @@
 """The trainer: one node's step, written once, and the loop around it."""
 
+import contextlib
 import dataclasses
-import functools
 import pathlib
 import signal
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -14,22 +13,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxdec import algorithms, data, models, nodes, plots, workdir
+from jaxdec import algorithms, data, hosts, models, nodes, plots, restore, workdir
 from jaxdec import config as configs
-from jaxdec.checkpoint import Checkpoints, resized, with_nodes
-from jaxdec.evaluate import Apply, classification, evaluate
-from jaxdec.metrics import RunLog, summary_table
+from jaxdec.checkpoint import Checkpoints
+from jaxdec.evaluate import Apply, Evaluation, token_scores
+from jaxdec.gossip import Gossip
+from jaxdec.metrics import RunLog, StepClock, Window, summary_table
+from jaxdec.placement import Placement
 from jaxdec.state import AXES, TrainState
+from jaxdec.topology import Topology
 
 Metrics = dict[str, jax.Array]
 
 
 class TrainingDivergedError(RuntimeError):
-    """The loss of a node is not finite."""
+    """The loss or the gradient of a node is not finite."""
 
 
 class TrainingInterruptedError(RuntimeError):
@@ -37,26 +38,182 @@ class TrainingInterruptedError(RuntimeError):
 
 
 def make_node_step(
-    apply: Apply, tx: optax.GradientTransformationExtraArgs, label_smoothing: float = 0.0
+    apply: Apply,
+    tx: optax.GradientTransformationExtraArgs,
+    *,
+    label_smoothing: float = 0.0,
+    accumulate: int = 1,
+    seed: int = 0,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """One node's training step: (state, batch, phase=) → (state, metrics). Lift it with `nodes`."""
-    loss_fn = functools.partial(classification, apply, label_smoothing=label_smoothing)
-    loss_and_gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    """One node's training step: (state, batch, phase=) → (state, metrics). Lift it with `nodes`.
 
-    def node_step(state: TrainState, batch: Any, *, phase: int) -> tuple[TrainState, Metrics]:
-        (loss, accuracy), grads = loss_and_gradient(state.params, batch)
+    Args:
+      apply: of `models.functional`.
+      tx: the algorithm.
+      label_smoothing: of the loss.
+      accumulate: equal parts that a node's batch is taken in, one after another, to save memory.
+      seed: of dropout.
+    """
+
+    def loss_fn(
+        params: Any, statistics: Any, part: data.Batch, count: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        logits, statistics = apply(params, statistics, part["inputs"], key=key)
+        loss, correct = token_scores(logits, part["labels"], label_smoothing)
+        return loss / count, (correct / count, statistics)
+
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+
+    def node_step(
+        state: TrainState, batch: data.Batch, *, phase: int
+    ) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(key, jax.lax.axis_index("node"))
+        count = jnp.maximum(jnp.sum(batch["labels"] >= 0), 1).astype(jnp.float32)
+        if accumulate == 1:
+            (loss, (accuracy, statistics)), grads = gradient(
+                state.params, state.statistics, batch, count, key
+            )
+        else:
+            parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+
+            def body(carry: Any, part: Any) -> Any:
+                sums, statistics = carry
+                (loss, (accuracy, statistics)), grads = gradient(
+                    state.params, statistics, part[0], count, part[1]
+                )
+                return (jax.tree.map(jnp.add, sums, (loss, accuracy, grads)), statistics), None
+
+            zero = jnp.zeros_like(count)
+            zeros = (zero, zero, jax.tree.map(jnp.zeros_like, state.params))
+            ((loss, accuracy, grads), statistics), _ = jax.lax.scan(
+                body, (zeros, state.statistics), (parts, jax.random.split(key, accumulate))
+            )
         updates, opt_state = tx.update(grads, state.opt_state, state.params, phase=phase)
         params = optax.apply_updates(state.params, updates)
-        return (
-            TrainState(state.step + 1, params, opt_state),
-            {"train/loss_nodes": loss, "train/accuracy_nodes": accuracy},
-        )
+        metrics = {
+            "train/loss_nodes": loss,
+            "train/accuracy_nodes": accuracy,
+            "train/gradient_norm_nodes": optax.tree.norm(grads),
+        }
+        return TrainState(state.step + 1, params, statistics, opt_state), metrics
 
     return node_step
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a config stands for, built; nothing is written or compiled yet."""
+
+    config: ConfigDict
+    dataset: data.Dataset
+    parts: Sequence[np.ndarray]  # [nodes] indices of training examples
+    topology: Topology
+    gossip: Gossip
+    tx: optax.GradientTransformationExtraArgs
+    phases: tuple[int, ...]  # the static phase of each step of a period
+    model: models.Functional
+    placement: Placement
+
+    def initial_state(self) -> TrainState:
+        """The same model on every node, placed."""
+        params, statistics = self.placement.spread((self.model.params, self.model.statistics))
+        opt_state = self.placement.lift(self.tx.init, donate_argnums=())(params)
+        step = self.placement.replicate(np.zeros([], np.int32))
+        return TrainState(step, params, statistics, opt_state)
+
+    def train_step(self) -> Callable[..., tuple[TrainState, Metrics]]:
+        """The lifted step: (state, batch, phase=) → (state, metrics)."""
+        step = make_node_step(
+            self.model.apply,
+            self.tx,
+            label_smoothing=self.config.label_smoothing,
+            accumulate=self.config.accumulate,
+            seed=self.config.seed,
+        )
+        return self.placement.lift(step, in_axes=(AXES, 0), out_axes=(AXES, 0))
+
+    def batches(self, start: int = 0) -> Iterator[data.Batch]:
+        """The batches of this process's nodes, from step `start` on."""
+        return data.prefetched(self._node_batches(self.placement.own), start)
+
+    def evaluation(self) -> Evaluation:
+        """The evaluation on the test split, with batch statistics as the config says."""
+        every = self._node_batches(range(self.config.nodes))
+        pooled = (
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every[step])
+            for step in range(self.config.recalibrate_batches)
+        )
+        return Evaluation(
+            self.model.apply,
+            self.placement,
+            self.dataset.test,
+            self.config.eval_batch,
+            pooled if jax.tree.leaves(self.model.statistics) else (),
+        )
+
+    def _node_batches(self, of_nodes: Sequence[int]) -> data.NodeBatches:
+        config = self.config
+        return data.NodeBatches(
+            self.dataset.train,
+            self.parts,
+            config.batch_size // config.nodes,
+            config.seed,
+            config.steps,
+            of_nodes,
+        )
+
+
+def build(config: ConfigDict) -> Run:
+    """Validate a config and build what it stands for.
+
+    Raises:
+      ConfigError: it cannot run.
+    """
+    configs.validate(config)
+    dataset = configs.make_dataset(config)
+    topology = configs.make_topology(config)
+    gossip = configs.make_gossip(config, topology)
+    is_mesh = configs.lift_of(config) == "mesh"
+    return Run(
+        config=config,
+        dataset=dataset,
+        parts=configs.make_partition(config, dataset),
+        topology=topology,
+        gossip=gossip,
+        tx=configs.make_algorithm(config, gossip),
+        phases=configs.phases(config, topology),
+        model=models.functional(configs.make_model(config, dataset)),
+        placement=Placement(config.nodes, nodes.make_mesh(node=config.nodes) if is_mesh else None),
+    )
+
+
+def evaluate_checkpoint(config: ConfigDict, folder: str | pathlib.Path) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a run, of this model and algorithm; writes nothing.
+
+    Returns:
+      "step" and the scores, as `Evaluation` gives them.
+
+    Raises:
+      ConfigError: no such run is there, or it has no checkpoint or another number of nodes.
+      CheckpointError: the checkpoint cannot be read.
+    """
+    folder = pathlib.Path(folder)
+    run = build(config)
+    theirs = workdir.source_nodes(folder, config, field="--workdir")
+    if theirs != config.nodes:
+        raise configs.ConfigError(f"--workdir={folder} is a run of config.nodes={theirs}; write it")
+    checkpoints = Checkpoints(folder, read_only=True)
+    step = checkpoints.latest_step()
+    if step is None:
+        raise configs.ConfigError(f"--workdir={folder} holds no checkpoint yet")
+    state, _ = checkpoints.restore(step, run.initial_state())
+    scores = run.evaluation()(state.params, state.statistics)
+    return {"step": step} | {name: np.asarray(v).tolist() for name, v in scores.items()}
+
+
 def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[str, Any]:
-    """Run a config and write its outputs.
+    """Run a config and write its outputs; with config.mode "evaluate", `evaluate_checkpoint`.
 
     Args:
       config: a complete config, see configs/default.py.
@@ -70,89 +227,52 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     Raises:
       ConfigError: the config cannot run, or the folder holds another run.
       CheckpointError: a checkpoint could not be written or read.
-      TrainingDivergedError: the loss of a node is not finite.
+      TrainingDivergedError: a loss or gradient is not finite; the checkpoints before it are kept.
       TrainingInterruptedError: SIGTERM came; the same call continues the run.
     """
-    console = Console()
+    is_first = jax.process_index() == 0
+    console = Console(quiet=not is_first)
     folder = pathlib.Path(folder)
-    configs.validate(config)
-    dataset = data.load(config.data.name)
-    parts = configs.make_partition(config, dataset)
-    model = configs.make_model(config, dataset.train_inputs.shape[1:], dataset.classes)
-    source = None if config.restore is None else _source(config)
+    if config.mode == "evaluate":
+        scores = evaluate_checkpoint(config, folder)
+        console.print(summary_table(scores))
+        return scores
+    run = build(config)
+    source = None if config.restore is None else restore.find(config)
     finished = workdir.claim(folder, config)
     if finished is not None:
         console.print(f"{folder} holds this run, finished; nothing to do")
         console.print(summary_table(finished))
         return finished
-
-    topology = configs.make_topology(config)
-    gossip = configs.make_gossip(config, topology)
-    tx = configs.make_algorithm(config, gossip)
-    phases = configs.phases(config, topology)
-    apply, params = models.functional(model)
+    params = run.model.params
     console.print(
-        f"{config.algorithm.name} on {topology.name}: {config.nodes} nodes, lift "
-        f"{configs.lift_of(config)}, {len(set(phases))} executables, "
+        f"{config.algorithm.name} on {run.topology.name}: {config.nodes} nodes, lift "
+        f"{configs.lift_of(config)}, {len(set(run.phases))} executables, "
         f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters a node → {folder}"
     )
-    sent = [algorithms.bytes_sent(config.algorithm.name, gossip, params, phase) for phase in phases]
 
-    lift, place, replicate = _placement(config)
-    params = place(nodes.stack(params, config.nodes))
-    opt_state = lift(tx.init, donate_argnums=())(params)
-    state = TrainState(replicate(jnp.zeros([], jnp.int32)), params, opt_state)
-    node_step = make_node_step(apply, tx, config.label_smoothing)
-    train_step = lift(node_step, in_axes=(AXES, 0), out_axes=(AXES, 0))
-    test = {"inputs": dataset.test_inputs, "labels": dataset.test_labels}
-
+    state = run.initial_state()
     checkpoints = Checkpoints(folder)
-    window: list[dict[str, list[float]]] = []
+    entries: list[dict[str, list[float]]] = []
     if (latest := checkpoints.latest_step()) is not None:
-        state, window = checkpoints.restore(latest, state)
+        state, entries = checkpoints.restore(latest, state)
         console.print(f"continuing from the checkpoint of step {latest}")
     elif source is not None:
-        state = _adopted(config, source, state, place, replicate, console)
+        state, how = restore.adopt(source, state, run.placement, config.restore_rule)
+        console.print(f"starting at step {source.step} from {source.folder}: {how}")
     start = int(state.step)
-    batch_size = config.batch_size // config.nodes
-    batches = data.prefetched(
-        data.NodeBatches(dataset, parts, batch_size, config.seed, config.steps), start
-    )
-
-    clock = _StepClock(skip=len(phases))
-    pending: Metrics | None = None
+    window = Window(run.placement, entries)
+    clock = StepClock(skip=len(run.phases))
+    sent = _bytes_sent(run)
+    board = _wandb(config, folder) if config.wandb is not None and is_first else None
     with (
         _Sigterm() as terminated,
-        RunLog(folder, config.steps, config.log_every, console, start, window) as log,
+        hosts.Watchdog(folder / "processes", config.watchdog_seconds) as watchdog,
+        contextlib.closing(checkpoints),
+        RunLog(folder, config.steps, console, start, board, quiet=not is_first) as log,
     ):
-        for step in range(start, config.steps):
-            batch = place(next(batches))
-            state, metrics = train_step(state, batch, phase=phases[step % len(phases)])
-            # The metrics of step k − 1 are fetched once step k is dispatched: the device never
-            # waits for the host, and the host is never far ahead.
-            if pending is not None:
-                log.train_step(step, _finite(jax.device_get(pending), step))
-            pending = metrics
-            clock.step()
-            last = step + 1 == config.steps or terminated.is_set()
-            evaluates = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
-            saves = last or (step + 1) % config.checkpoint_every == 0
-            if not (evaluates or saves):
-                continue
-            log.train_step(step + 1, _finite(jax.device_get(pending), step + 1))
-            pending = None
-            clock.pause()
-            if evaluates:
-                log.evaluation(step + 1, jax.device_get(evaluate(apply, state.params, test)))
-            if saves:
-                checkpoints.save(step + 1, state, log.window)
-            if terminated.is_set():
-                checkpoints.close()
-                raise TrainingInterruptedError(
-                    f"SIGTERM at step {step + 1}; the state is saved in {folder}, "
-                    "and the same command continues"
-                )
-        checkpoints.close()
+        for step in _loop(run, state, start, checkpoints, window, clock, log, sent, terminated):
+            watchdog.step(step)
         evaluated = log.last_evaluation()
     summary = {
         "algorithm": config.algorithm.name,
@@ -162,85 +282,114 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
         "steps": config.steps,
         "seed": config.seed,
         "steps_per_second": clock.steps_per_second,
+        "examples_per_second": clock.steps_per_second * config.batch_size,
         **evaluated,
-        "bytes_sent_per_node_per_step": float(np.mean(sent)),
-        "executables": len(set(phases)),
+        "bytes_sent_per_node_per_step": sent,
+        "executables": len(set(run.phases)),
+        "processes": jax.process_count(),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
-    plots.save_run(folder / "plots", topology, log.history)
-    workdir.write_json(folder / "summary.json", summary)
+    if is_first:
+        plots.save_run(folder / "plots", run.topology, log.history)
+        workdir.write_json(folder / "summary.json", summary)
     console.print(summary_table(summary))
     return summary
 
 
-def _placement(config: ConfigDict) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
-    """The lift, and how stacked and replicated arrays are put where it wants them."""
-    if configs.lift_of(config) == "simulate":
-        return nodes.simulate, jax.device_put, jax.device_put
-    mesh = nodes.make_mesh(node=config.nodes)
-    return (
-        functools.partial(nodes.on_mesh, mesh=mesh),
-        functools.partial(nodes.shard, mesh=mesh),
-        functools.partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec())),
+def _loop(
+    run: Run,
+    state: TrainState,
+    start: int,
+    checkpoints: Checkpoints,
+    window: Window,
+    clock: StepClock,
+    log: RunLog,
+    sent: float,
+    terminated: threading.Event,
+) -> Iterator[int]:
+    """Trains; yields the steps taken, after each."""
+    config = run.config
+    train_step, evaluation = run.train_step(), run.evaluation()
+    batches = run.batches(start)
+    pending: Metrics | None = None
+    for step in range(start, config.steps):
+        batch = run.placement.put_own(next(batches))
+        state, metrics = train_step(state, batch, phase=run.phases[step % len(run.phases)])
+        # The metrics of step k − 1 are fetched once step k is dispatched: the device never
+        # waits for the host, and the host is never far ahead.
+        if pending is not None:
+            window.add(pending)
+        pending = metrics
+        clock.step()
+        log.advance()
+        taken = step + 1
+        ends = taken == config.steps
+        logs = ends or taken % config.log_every == 0
+        evaluates = ends or taken % config.eval_every == 0
+        # Several processes agree to stop where they meet anyway.
+        stops = hosts.any_of(terminated.is_set()) if logs or jax.process_count() == 1 else False
+        saves = ends or stops or taken % config.checkpoint_every == 0
+        yield taken
+        if not (logs or evaluates or saves):
+            continue
+        window.add(pending)
+        pending = None
+        clock.pause()
+        entries = _finite(window.entries(), taken)
+        if logs:
+            log.training(taken, entries, clock.lap() * config.batch_size)
+            window.clear()
+        if evaluates:
+            scores = evaluation(state.params, state.statistics)
+            log.evaluation(taken, scores | {"bytes_sent_per_node": sent * taken})
+        if saves:
+            checkpoints.save(taken, state, window.entries())
+        if stops:
+            raise TrainingInterruptedError(
+                f"SIGTERM at step {taken}; the state is saved, and the same command continues"
+            )
+
+
+def _wandb(config: ConfigDict, folder: pathlib.Path) -> Callable[[dict[str, Any]], None]:
+    """Sends records to a project at Weights & Biases."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise configs.ConfigError(
+            f"config.wandb={config.wandb!r} needs the package wandb: pip install wandb; or leave "
+            "the field None"
+        ) from error
+    board = wandb.init(
+        project=config.wandb, dir=folder, config=config.to_dict(), id=folder.name, resume="allow"
+    )
+
+    def log(record: dict[str, Any]) -> None:
+        board.log({k: v for k, v in record.items() if k != "step"}, step=record["step"])
+
+    return log
+
+
+def _bytes_sent(run: Run) -> float:
+    """Bytes that a node sends in a step, the mean over nodes and a period."""
+    name, params = run.config.algorithm.name, run.model.params
+    return float(
+        np.mean([algorithms.bytes_sent(name, run.gossip, params, phase) for phase in run.phases])
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    """The checkpoint that a run starts from."""
-
-    folder: pathlib.Path
-    step: int
-    nodes: int
-
-
-def _source(config: ConfigDict) -> _Source:
-    """What config.restore names, once it is known to fit; nothing is written."""
-    folder = pathlib.Path(config.restore)
-    theirs = workdir.source_nodes(folder, config)
-    found = (folder / "checkpoints").is_dir()
-    latest = Checkpoints(folder, read_only=True).latest_step() if found else None
-    if latest is None:
-        raise configs.ConfigError(
-            f"config.restore={folder} holds no checkpoint yet; let that run write one"
-        )
-    if latest >= config.steps:
-        raise configs.ConfigError(
-            f"config.restore={folder} is at step {latest} already; write config.steps above it"
-        )
-    return _Source(folder, latest, theirs)
-
-
-def _adopted(
-    config: ConfigDict,
-    source: _Source,
-    like: TrainState,
-    place: Any,
-    replicate: Any,
-    console: Console,
-) -> TrainState:
-    """The state of another run, for as many nodes as this run has."""
-    theirs = source.nodes
-    checkpoints = Checkpoints(source.folder, read_only=True)
-    state, _ = checkpoints.restore(source.step, with_nodes(like, theirs))
-    checkpoints.close()
-    how = "every node's own state"
-    if theirs != config.nodes:
-        state = resized(state, config.nodes)
-        how = f"its {theirs} nodes' mean model and mean buffers, to all {config.nodes}"
-    console.print(f"starting at step {source.step} from {source.folder}: {how}")
-    return TrainState(replicate(state.step), place(state.params), place(state.opt_state))
-
-
-def _finite(metrics: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
-    bad = np.flatnonzero(~np.isfinite(metrics["train/loss_nodes"]))
-    if len(bad):
-        raise TrainingDivergedError(
-            f"the loss of node {', '.join(map(str, bad))} is not finite at step {step}; "
-            "lower config.algorithm.learning_rate, or warm up for longer"
-        )
-    return metrics
+def _finite(entries: list[dict[str, list[float]]], taken: int) -> list[dict[str, list[float]]]:
+    """The metrics of the newest of `taken` steps, all of them finite."""
+    for step, entry in enumerate(entries, taken - len(entries) + 1):
+        for what in ("loss", "gradient_norm"):
+            bad = np.flatnonzero(~np.isfinite(entry[f"train/{what}_nodes"]))
+            if len(bad):
+                raise TrainingDivergedError(
+                    f"the {what.replace('_', ' ')} of node {', '.join(map(str, bad))} is not "
+                    f"finite at step {step}; lower config.algorithm.learning_rate, or warm up for "
+                    "longer; the checkpoints before it are kept"
+                )
+    return entries
 
 
 class _Sigterm:
@@ -260,36 +409,3 @@ class _Sigterm:
     def _set(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
         self._event.set()
-
-
-class _StepClock:
-    """Steps a second, once each round is compiled; evaluations are left out.
-
-    A run of no more steps than rounds is timed with its compilation.
-    """
-
-    def __init__(self, skip: int):
-        self._skip = skip
-        self._all = 0
-        self._start = self._resumed = time.perf_counter()
-        self._running = False
-        self._counted = 0
-        self._seconds = 0.0
-
-    def step(self) -> None:
-        self._all += 1
-        if self._running:
-            self._counted += 1
-        elif self._all > self._skip:
-            self._running, self._resumed = True, time.perf_counter()
-
-    def pause(self) -> None:
-        if self._running:
-            self._seconds += time.perf_counter() - self._resumed
-        self._running = False
-
-    @property
-    def steps_per_second(self) -> float:
-        if self._counted:
-            return self._counted / self._seconds
-        return self._all / (time.perf_counter() - self._start)

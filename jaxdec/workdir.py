@@ -45,8 +45,13 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
         raise ConfigError(f"--workdir={workdir} cannot be used: {error}; write another") from error
 
 
-def source_nodes(folder: pathlib.Path, config: ConfigDict) -> int:
+def source_nodes(folder: pathlib.Path, config: ConfigDict, field: str = "config.restore") -> int:
     """The number of nodes of the run in `folder`, whose checkpoint a run of `config` starts from.
+
+    Args:
+      folder: of the other run.
+      config: of this run.
+      field: that named the folder, for errors.
 
     Raises:
       ConfigError: no run is there, or one of another model or algorithm.
@@ -55,13 +60,13 @@ def source_nodes(folder: pathlib.Path, config: ConfigDict) -> int:
         theirs = _read(folder / "config.json")
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(
-            f"config.restore={folder} holds no run ({error}); write the --workdir of one"
+            f"{field}={folder} holds no run ({error}); write the --workdir of one"
         ) from error
     ours = json.loads(config.to_json())
     found = differences(_shape_of(theirs), _shape_of(ours))
     if found:
         raise ConfigError(
-            f"config.restore={folder} is of another run, with {'; '.join(found)}; make them equal"
+            f"{field}={folder} is of another run, with {'; '.join(found)}; make them equal"
         )
     return theirs["nodes"]
 
@@ -78,8 +83,13 @@ def _shape_of(config: dict[str, Any]) -> dict[str, Any]:
     return {"model": config["model"], "algorithm": {"name": config["algorithm"]["name"]}}
 
 
-def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+def write_whole(path: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.write_text(text)
     os.replace(partial, path)
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    write_whole(path, json.dumps(content, indent=2) + "\n")

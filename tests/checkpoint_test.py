@@ -1,5 +1,6 @@
 """Killed, terminated and continued runs end as if nothing had happened; and starts from others."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ from jaxdec.checkpoint import CheckpointError, Checkpoints
 from jaxdec.config import ConfigError
 from jaxdec.state import TrainState
 from jaxdec.train import TrainingInterruptedError, train_and_evaluate
+from tests import runs
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARGUMENTS = {
@@ -47,10 +49,6 @@ def _params(folder):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(restored)]
 
 
-def _metrics(folder):
-    return (folder / "metrics.jsonl").read_text()
-
-
 def _command(folder, **fields):
     flags = [f"--config.{key}={value}" for key, value in (ARGUMENTS | fields).items()]
     run = ["--config=configs/quickstart.py", f"--workdir={folder}"]
@@ -65,29 +63,34 @@ def uninterrupted(tmp_path_factory):
 
 
 def _assert_same_end(folder, uninterrupted):
-    assert _metrics(folder) == _metrics(uninterrupted)
+    assert runs.records(folder) == runs.records(uninterrupted)
     assert _params(folder) == _params(uninterrupted)
-    ours, theirs = (
-        json.loads((path / "summary.json").read_text()) for path in (folder, uninterrupted)
-    )
-    del ours["steps_per_second"], theirs["steps_per_second"]
-    assert ours == theirs
+    assert runs.summary(folder) == runs.summary(uninterrupted)
 
 
 class _Killed(BaseException):
     pass
 
 
+def _at_step(step, monkeypatch, do):
+    """Call `do` in the middle of a step."""
+    advance = train.RunLog.advance
+    steps = itertools.count(1)
+
+    def advance_or_do(log):
+        if next(steps) == step:
+            do()
+        advance(log)
+
+    monkeypatch.setattr(train.RunLog, "advance", advance_or_do)
+
+
 @pytest.mark.parametrize("at", [3, 26, 57])
 def test_a_run_killed_anywhere_ends_the_same(at, uninterrupted, tmp_path, monkeypatch):
-    finite = train._finite
+    def die():
+        raise _Killed
 
-    def die(metrics, step):
-        if step == at:
-            raise _Killed
-        return finite(metrics, step)
-
-    monkeypatch.setattr(train, "_finite", die)
+    _at_step(at, monkeypatch, die)
     with pytest.raises(_Killed):
         train_and_evaluate(_config(), tmp_path)
     monkeypatch.undo()
@@ -108,18 +111,11 @@ def test_sigkill_of_the_process(uninterrupted, tmp_path):
 
 
 def test_sigterm_saves_and_the_same_call_continues(uninterrupted, tmp_path, monkeypatch):
-    finite = train._finite
-
-    def terminate(metrics, step):
-        if step == 33:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return finite(metrics, step)
-
-    monkeypatch.setattr(train, "_finite", terminate)
+    _at_step(33, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(TrainingInterruptedError, match="the same command continues"):
         train_and_evaluate(_config(), tmp_path)
     monkeypatch.undo()
-    assert 33 <= Checkpoints(tmp_path).latest_step() <= 34
+    assert Checkpoints(tmp_path).latest_step() == 33
     train_and_evaluate(_config(), tmp_path)
     _assert_same_end(tmp_path, uninterrupted)
 
@@ -163,13 +159,33 @@ def test_elastic_restore_keeps_the_mean_model(nodes, uninterrupted, tmp_path, ca
     assert summary["consensus_distance"] < 1e-6
 
 
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_nearest_nodes_keep_what_they_are(nodes, uninterrupted, tmp_path, capsys):
+    config = _config(
+        nodes=nodes,
+        restore=str(uninterrupted),
+        restore_rule="nearest",
+        steps=62,
+        **{"algorithm.learning_rate": 0.0, "topology.name": "isolated", "allow_unstable": True},
+    )
+    train_and_evaluate(config, tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"each of {nodes} nodes from the nearest of its 8" in said
+    ours, theirs = (
+        Checkpoints(folder)._manager.restore(step)["state"]["params"]
+        for folder, step in ((tmp_path, 62), (uninterrupted, 60))
+    )
+    chosen = [i * 8 // nodes for i in range(nodes)]
+    for left, right in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(left, np.asarray(right)[chosen])
+
+
 def test_training_goes_on_after_an_elastic_restore(uninterrupted, tmp_path):
     config = _config(nodes=4, restore=str(uninterrupted), steps=160)
     summary = train_and_evaluate(config, tmp_path)
     before = json.loads((uninterrupted / "summary.json").read_text())
     assert summary["eval/loss"] < before["eval/loss"]
-    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["step"] > 60
+    assert runs.records(tmp_path)[0]["step"] > 60
 
 
 @pytest.mark.parametrize(
@@ -202,7 +218,7 @@ def test_a_source_without_checkpoints_is_refused_and_left_as_it_is(uninterrupted
 def test_the_window_that_was_saved_is_that_of_its_step(tmp_path):
     """Saving is asynchronous, and the run appends to its window meanwhile."""
     checkpoints = Checkpoints(tmp_path)
-    state = TrainState(jnp.int32(1), jnp.ones((2, 3)), jnp.ones((2, 3)))
+    state = TrainState(jnp.int32(1), *(jnp.ones((2, 3)) for _ in range(3)))
     window = [{"train/loss_nodes": [float(i)]} for i in range(5)]
     checkpoints.save(1, state, window)
     window.extend({"train/loss_nodes": [9.0]} for _ in range(10_000))

@@ -8,26 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs import quickstart
-from jaxdec import models, nodes, plots, train
+from jaxdec import data, plots, train
 from jaxdec import topology as topologies
 from jaxdec.config import (
     ConfigError,
     lift_of,
     make_algorithm,
     make_gossip,
-    make_model,
     make_schedule,
-    make_topology,
     validate,
 )
-from jaxdec.evaluate import classification, evaluate
-from jaxdec.state import AXES, TrainState
-from jaxdec.train import TrainingDivergedError, make_node_step, train_and_evaluate
-from tests import hlo
+from jaxdec.data import stdlib
+from jaxdec.evaluate import Evaluation, token_scores
+from jaxdec.metrics import StepClock
+from jaxdec.placement import Placement
+from jaxdec.train import TrainingDivergedError, build, make_node_step, train_and_evaluate
+from tests import hlo, runs
 
 SUMMARY_KEYS = {
     "algorithm",
@@ -49,6 +48,16 @@ def _config(**fields):
     short = {"steps": 24, "log_every": 6, "eval_every": 12, "model.hidden": (32,)}
     config.update_from_flattened_dict(short | {"algorithm.learning_rate": 3e-3} | fields)
     return config
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A folder of data with a small text prepared in it."""
+    source, prepared = (tmp_path_factory.mktemp(name) for name in ("source", "prepared"))
+    for i in range(24):
+        (source / f"module_{i}.py").write_text(f"def f_{i}(x):\n    return x + {i}\n\n" * 20)
+    stdlib.prepare(prepared, source)
+    return str(prepared)
 
 
 @pytest.mark.parametrize("lift", ["simulate", "mesh"])
@@ -77,16 +86,11 @@ def test_a_run_writes_what_it_promises(lift, tmp_path):
     np.testing.assert_allclose(scalars, [line["train/loss"] for line in train], rtol=1e-6)
 
 
-def _comparable(summary):
-    return {
-        k: v for k, v in summary.items() if k not in ("steps_per_second", "lift") and k != "device"
-    }
-
-
 def test_both_lifts_are_one_run(tmp_path):
     simulated = train_and_evaluate(_config(lift="simulate"), tmp_path / "simulate")
     meshed = train_and_evaluate(_config(lift="mesh"), tmp_path / "mesh")
-    for key, value in _comparable(simulated).items():
+    assert (simulated.pop("lift"), meshed["lift"]) == ("simulate", "mesh")
+    for key, value in runs.untimed(simulated).items():
         if isinstance(value, float | list):
             np.testing.assert_allclose(meshed[key], value, rtol=1e-4, atol=1e-6)
         else:
@@ -98,10 +102,9 @@ def test_a_run_is_a_function_of_its_config(tmp_path):
         train_and_evaluate(_config(lift="simulate", seed=seed), tmp_path / name)
         for name, seed in [("first", 1), ("again", 1), ("other", 2)]
     )
-    assert _comparable(first) == _comparable(again)
+    assert runs.untimed(first) == runs.untimed(again)
     assert first["eval/loss"] != other["eval/loss"]
-    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("first", "again")]
-    assert lines[0] == lines[1]
+    assert runs.records(tmp_path / "first") == runs.records(tmp_path / "again")
 
 
 def test_gossip_teaches_more_than_isolation(tmp_path):
@@ -159,24 +162,13 @@ def test_nothing_compiles_after_the_first_period(tmp_path):
     assert counts[1] <= counts[0]
 
 
-def test_the_trainers_step_holds_no_collective_but_gossip():
-    config = _config()
-    topology = make_topology(config)
-    tx = make_algorithm(config, make_gossip(config, topology))
-    apply, params = models.functional(make_model(config, (8, 8), 10))
-    mesh = nodes.make_mesh(node=8)
-    params = nodes.shard(nodes.stack(params, 8), mesh)
-    state = TrainState(
-        jax.device_put(jnp.zeros([], jnp.int32), NamedSharding(mesh, PartitionSpec())),
-        params,
-        nodes.on_mesh(tx.init, mesh, donate_argnums=())(params),
-    )
-    batch = {"inputs": np.zeros((8, 4, 8, 8), np.float32), "labels": np.zeros((8, 4), np.int32)}
-    batch = nodes.shard(batch, mesh)
-    step = nodes.on_mesh(make_node_step(apply, tx), mesh, in_axes=(AXES, 0), out_axes=(AXES, 0))
-    model_bytes = sum(x[0].nbytes for x in jax.tree.leaves(params))
-    for phase in topology.distinct_phases:
-        text = step.lower(state, batch, phase=phase).compile().as_text()
+def test_the_trainers_step_holds_no_collective_but_gossip(corpus):
+    """Its loss, metrics, accumulation and dropout included."""
+    run = build(_config(lift="mesh", accumulate=2, **DROPOUT_GPT, **{"data.data_dir": corpus}))
+    state, batch = run.initial_state(), run.placement.put_own(next(run.batches()))
+    model_bytes = sum(x.nbytes for x in jax.tree.leaves(run.model.params))
+    for phase in run.topology.distinct_phases:
+        text = run.train_step().lower(state, batch, phase=phase).compile().as_text()
         assert hlo.collectives(text) == {"collective-permute": model_bytes}
 
 
@@ -240,6 +232,14 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"topology": {"name": "ring"}}, "config lacks the field 'mean_every'"),
         ({"schedule": {"name": "cosine"}}, "config lacks the field .*warmup_steps"),
         ({"schedule.name": "linear"}, "constant, cosine"),
+        ({"schedule.name": "inverse_sqrt", "schedule.warmup_steps": 0}, "warmup_steps above 0"),
+        ({"schedule.name": "steps", "schedule.boundaries": (9, 9)}, "must rise between"),
+        ({"schedule.end": 2.0}, "config.schedule.end=2.0"),
+        ({"accumulate": 3}, "config.nodes=8 × config.accumulate=3; .* such as 120"),
+        ({"restore_rule": "means"}, "did you mean mean"),
+        ({"recalibrate_batches": -1}, "recalibrate_batches=-1 must be 0 or more"),
+        ({"data.name": "fashion_mnist", "data.data_dir": "/none"}, "jaxdec.data prepare fashion_"),
+        ({"data.context": 8}, "data.context is set"),
         ({"schedule.warmup_steps": 24}, r"\[0, 24\)"),
         ({"algorithm.learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"algorithm.name": "dmsg"}, "did you mean dmsgd"),
@@ -276,8 +276,16 @@ def test_the_schedule_warms_up_from_zero_and_ends_at_zero():
     np.testing.assert_allclose(schedule(10), 3e-3, rtol=1e-6)
     np.testing.assert_allclose(schedule(65), 3e-3 / 2, rtol=1e-5)
     np.testing.assert_allclose(schedule(120), 0, atol=1e-9)
+    end = make_schedule(_config(steps=120, **{"schedule.end": 0.1}))
+    np.testing.assert_allclose(end(120), 3e-4, rtol=1e-5)
     constant = make_schedule(_config(steps=120, **{"schedule.name": "constant"}))
     np.testing.assert_allclose([constant(10), constant(119)], 3e-3, rtol=1e-6)
+    root = make_schedule(_config(steps=120, **{"schedule.name": "inverse_sqrt"}))
+    np.testing.assert_allclose([root(5), root(10), root(40)], [1.5e-3, 3e-3, 1.5e-3], rtol=1e-6)
+    fields = {"schedule.name": "steps", "schedule.boundaries": (30, 60)}
+    steps = make_schedule(_config(steps=120, **fields))
+    rates = [steps(t) for t in (10, 29, 30, 59, 60, 119)]
+    np.testing.assert_allclose(rates, [3e-3, 3e-3, 3e-4, 3e-4, 3e-5, 3e-5], rtol=1e-5)
 
 
 def test_the_config_reaches_the_algorithm():
@@ -303,20 +311,18 @@ def test_a_bfloat16_wire_halves_the_bytes(tmp_path):
 
 
 def test_the_seed_decides_the_initial_model():
-    first, other = (
-        models.functional(make_model(_config(seed=seed), (8, 8), 10))[1] for seed in (0, 1)
-    )
+    first, other = (build(_config(seed=seed)).model.params for seed in (0, 1))
     assert not np.array_equal(jax.tree.leaves(first)[1], jax.tree.leaves(other)[1])
 
 
 def test_the_mean_model_is_evaluated_and_each_node_is():
-    def apply(params, inputs):
-        return params * inputs
+    def apply(params, statistics, inputs):
+        return params * inputs, statistics
 
-    inputs = jnp.asarray([[1.0, 0.0], [0.0, 1.0]])
-    test = {"inputs": inputs, "labels": jnp.asarray([0, 1])}
-    scales = jnp.asarray([4.0, 0.0])
-    found = evaluate(apply, scales, test)
+    inputs = np.float32([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    test = data.ArrayExamples(inputs, np.array([0, 1, 1]))
+    # The last batch of two is filled up, and what fills it does not count.
+    found = Evaluation(apply, Placement(2), test, batch_size=2)(jnp.asarray([4.0, 0.0]), {})
     expected = np.log1p(np.exp(-np.asarray([2.0, 4.0, 0.0])))
     np.testing.assert_allclose(found["eval/loss"], expected[0], rtol=1e-5)
     np.testing.assert_allclose(found["eval/loss_nodes"], expected[1:], rtol=1e-5)
@@ -324,11 +330,81 @@ def test_the_mean_model_is_evaluated_and_each_node_is():
 
 
 def test_label_smoothing_is_of_the_training_loss():
-    batch = {"inputs": jnp.asarray([[2.0, 0.0]]), "labels": jnp.asarray([0])}
-    loss, accuracy = classification(lambda p, x: p * x, 1.0, batch, label_smoothing=0.2)
+    loss, correct = token_scores(jnp.asarray([[2.0, 0.0]]), jnp.asarray([0]), label_smoothing=0.2)
     log_normalizer = np.log(np.exp(2) + 1)
     np.testing.assert_allclose(loss, log_normalizer - 0.9 * 2, rtol=1e-6)
-    assert accuracy == 1
+    assert correct == 1
+
+
+def test_accumulation_is_the_same_step():
+    """Of a padded text batch, whose parts count different numbers of labels."""
+    built = [build(_config(accumulate=parts, lift="simulate")) for parts in (1, 4)]
+    rng = np.random.default_rng(0)
+    batch = {
+        "inputs": rng.standard_normal((8, 16, 8, 8)).astype(np.float32),
+        "labels": rng.integers(-1, 10, (8, 16)).astype(np.int32),
+    }
+    whole, parts = (run.train_step()(run.initial_state(), batch, phase=0) for run in built)
+    for left, right in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+IMAGES = {"data.name": "digits", "model.hidden": None, "batch_size": 64}
+SMALL_RESNET = {**IMAGES, "model.name": "resnet20", "model.width": 4, "model.count": 1}
+DROPOUT_GPT = {
+    "model.name": "gpt",
+    "model.hidden": None,
+    "model.layers": 1,
+    "model.heads": 2,
+    "model.width": 16,
+    "model.dropout": 0.1,
+    "batch_size": 16,
+    "data.name": "stdlib",
+    "data.context": 16,
+}
+
+
+@pytest.mark.parametrize("lift", ["simulate", "mesh"])
+@pytest.mark.parametrize("batches", [0, 3])
+def test_batch_statistics_are_node_local_and_meant_or_gathered_for_the_mean_model(batches, lift):
+    fields = {"data.partition": "by_class", "recalibrate_batches": batches, "lift": lift}
+    run = build(_config(**SMALL_RESNET, **fields))
+    state, source = run.initial_state(), run.batches()
+    step = run.train_step()
+    for t in range(3):
+        batch = run.placement.put_own(next(source))
+        state, _ = step(state, batch, phase=run.phases[t % len(run.phases)])
+    stacked = [np.asarray(x) for x in jax.tree.leaves(state.statistics)]
+    assert all(np.ptp(x, axis=0).max() > 0 for x in stacked)
+    params, statistics = run.evaluation().mean_model(state.params, state.statistics)
+    means = [x.mean(axis=0) for x in stacked]
+    close = [
+        np.allclose(x, y, rtol=1e-5, atol=1e-6)
+        for x, y in zip(jax.tree.leaves(statistics), means, strict=True)
+    ]
+    assert all(close) == (batches == 0)
+    if batches:
+        expected = jax.tree.unflatten(jax.tree.structure(statistics), means)
+        for t in range(batches):
+            inputs = run._node_batches(range(8))[t]["inputs"].reshape(-1, 8, 8)
+            _, expected = run.model.apply(params, expected, inputs, key=jax.random.key(0))
+        for left, right in zip(*map(jax.tree.leaves, (statistics, expected)), strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_differs_by_step_and_node_and_is_off_in_evaluation(corpus):
+    fields = {"algorithm.learning_rate": 0.0, "data.data_dir": corpus}
+    run = build(_config(lift="simulate", **fields, **DROPOUT_GPT))
+    state, step = run.initial_state(), run.train_step()
+    same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), next(run.batches()))
+    losses = []
+    for _ in range(2):
+        state, metrics = step(state, same, phase=0)
+        losses.append(np.asarray(metrics["train/loss_nodes"]))
+    assert len(np.unique(losses)) == 16
+    evaluation = run.evaluation()
+    first, again = (evaluation(state.params, state.statistics)["eval/loss"] for _ in range(2))
+    assert first == again
 
 
 def test_unstable_pairs_run_when_asked():
@@ -353,7 +429,7 @@ def test_the_lift_is_a_mesh_where_there_are_devices_enough():
 def test_steps_a_second_are_those_of_the_steps(monkeypatch):
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    clock = train._StepClock(skip=2)
+    clock = StepClock(skip=2)
     for seconds in (50, 40, 30, 0.5, 0.5, 0.5):  # two rounds compile; the next resumes the clock
         now += seconds
         clock.step()
@@ -364,13 +440,14 @@ def test_steps_a_second_are_those_of_the_steps(monkeypatch):
         clock.step()
     clock.pause()
     assert clock.steps_per_second == pytest.approx(4 / 2)
+    assert clock.lap() == pytest.approx(4 / 2)
 
 
 def test_each_step_has_the_phase_of_its_round(tmp_path, monkeypatch):
     phases = []
 
-    def make(*arguments):
-        step = make_node_step(*arguments)
+    def make(*arguments, **options):
+        step = make_node_step(*arguments, **options)
 
         def recorded(state, batch, *, phase):
             phases.append(phase)

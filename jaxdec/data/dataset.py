@@ -1,67 +1,113 @@
-"""A labelled data set in memory, and the batches that nodes draw from it."""
+"""What a data set is to a run, and the batches that nodes draw from it."""
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
-from typing import SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import grain
+import jax
 import numpy as np
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, Any]  # "inputs" and "labels": pytrees of arrays [examples, ...]
+
+# Apart from the shuffles' [seed, node, epoch]: NumPy pads a seed with zeros, so not zero.
+_AUGMENTATION = 1
+
+
+class Examples(Protocol):
+    """One split, by index."""
+
+    groups: np.ndarray  # int [examples]: what a partition sorts by, a class or a source file
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray, rng: np.random.Generator | None = None) -> Batch:
+        """The examples at `indices`: augmented as in training by `rng`, or as in evaluation."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Inputs [examples, ...] and labels int32 [examples], for training and for test."""
+    """Both splits, and what a model must know of them."""
 
-    train_inputs: np.ndarray
-    train_labels: np.ndarray
-    test_inputs: np.ndarray
-    test_labels: np.ndarray
-    classes: int
+    train: Examples
+    test: Examples
+    input_shape: tuple[int, ...]  # of one example
+    classes: int  # outputs of the model; of a text, its vocabulary
+
+
+class ArrayExamples:
+    """Examples in memory, grouped by label, as they are.
+
+    >>> ArrayExamples(np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])).take(np.array([2]))
+    {'inputs': array([[4., 5.]]), 'labels': array([0], dtype=int32)}
+    """
+
+    def __init__(self, inputs: np.ndarray, labels: np.ndarray):
+        self._inputs = inputs
+        self.groups = labels.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def take(self, indices: np.ndarray, rng: np.random.Generator | None = None) -> Batch:
+        del rng
+        return {"inputs": self._inputs[indices], "labels": self.groups[indices]}
 
 
 class NodeBatches:
-    """Step → batch, stacked over nodes: inputs [nodes, batch, ...], labels [nodes, batch].
+    """Step → batch, stacked over nodes: inputs [nodes, batch, ...], labels [nodes, batch, ...].
 
-    A pure function of (seed, step): nothing to checkpoint. Each node goes through its own part
-    again and again, newly shuffled each time; batches run on across the ends of epochs.
+    A pure function of (seed, step), augmentation included: nothing to checkpoint. Each node goes
+    through its own part again and again, newly shuffled each time; batches run on across the ends
+    of epochs.
 
     Args:
-      data: the source.
-      parts: [nodes] arrays of training example indices.
+      examples: the training split.
+      parts: [nodes] arrays of example indices.
       batch_size: examples a node.
-      seed: of the shuffles.
+      seed: of the shuffles and the augmentation.
       steps: number of batches.
+      nodes: whose batches to make, of all; None: all nodes'.
 
     >>> from jaxdec.data import load, split
-    >>> data = load("digits")
-    >>> parts = split("iid", data.train_labels, nodes=4, seed=0)
-    >>> NodeBatches(data, parts, batch_size=16, seed=0, steps=2)[1]["inputs"].shape
+    >>> train = load("digits").train
+    >>> parts = split("iid", train.groups, nodes=4, seed=0)
+    >>> NodeBatches(train, parts, batch_size=16, seed=0, steps=2)[1]["inputs"].shape
     (4, 16, 8, 8)
     """
 
     def __init__(
-        self, data: Dataset, parts: Sequence[np.ndarray], batch_size: int, seed: int, steps: int
+        self,
+        examples: Examples,
+        parts: Sequence[np.ndarray],
+        batch_size: int,
+        seed: int,
+        steps: int,
+        nodes: Sequence[int] | None = None,
     ):
-        self._data = data
+        self._source = examples
         self._parts = parts
         self._batch_size = batch_size
         self._seed = seed
         self._steps = steps
+        self._nodes = range(len(parts)) if nodes is None else nodes
         self._epochs: dict[int, tuple[int, np.ndarray]] = {}  # node → its last epoch's order
 
     def __len__(self) -> int:
         return self._steps
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
-        first = int(step) * self._batch_size
-        positions = np.arange(first, first + self._batch_size)
-        chosen = np.stack([self._examples(node, positions) for node in range(len(self._parts))])
-        return {
-            "inputs": self._data.train_inputs[chosen],
-            "labels": self._data.train_labels[chosen],
-        }
+        batches = [self._batch(node, int(step)) for node in self._nodes]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+
+    def _batch(self, node: int, step: int) -> Batch:
+        first = step * self._batch_size
+        chosen = self._examples(node, np.arange(first, first + self._batch_size))
+        return self._source.take(
+            chosen, np.random.default_rng([self._seed, node, step, _AUGMENTATION])
+        )
 
     def _examples(self, node: int, positions: np.ndarray) -> np.ndarray:
         epochs, offsets = np.divmod(positions, len(self._parts[node]))
@@ -79,6 +125,8 @@ class NodeBatches:
 
 
 def prefetched(batches: NodeBatches, start: int = 0) -> Iterator[Batch]:
-    """The batches from step `start` on, in order, made while the device computes."""
+    """The batches from step `start` on, in order, made by threads while the device computes."""
     dataset = grain.MapDataset.source(batches)[start:]
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+    threads = min(16, os.cpu_count() or 1)  # decoding images takes them all
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(4, threads))
+    return iter(dataset.to_iter_dataset(options))

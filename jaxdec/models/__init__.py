@@ -1,17 +1,31 @@
 """Flax NNX models, used as pure functions of their parameters."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 from jaxdec import registry
+from jaxdec.models.cnn import Cnn
+from jaxdec.models.efficientnet import EfficientNetB0
+from jaxdec.models.gpt import Gpt
 from jaxdec.models.mlp import Mlp
+from jaxdec.models.mobilenet import MobileNetV2
+from jaxdec.models.resnet import ResNet, ResNet20
+from jaxdec.models.vgg import Vgg16
 
-NAMES: dict[str, Callable[..., nnx.Module]] = {"mlp": Mlp}
-
-Apply = Callable[[Any, jax.Array], jax.Array]
+NAMES: dict[str, Callable[..., nnx.Module]] = {
+    "cnn": Cnn,
+    "efficientnet_b0": EfficientNetB0,
+    "gpt": Gpt,
+    "mlp": Mlp,
+    "mobilenet_v2": MobileNetV2,
+    "resnet": ResNet,
+    "resnet20": ResNet20,
+    "vgg16": Vgg16,
+}
 
 
 def by_name(
@@ -37,20 +51,52 @@ def by_name(
     return factory(input_shape, classes, rngs=rngs, **given)
 
 
-def functional(model: nnx.Module) -> tuple[Apply, Any]:
-    """A model as (apply, params), with apply(params, batch) pure.
+class Functional(NamedTuple):
+    """A model as a pure function."""
+
+    # (params, statistics, inputs, *, key=None) → (outputs, statistics); with a key: as in training,
+    # where dropout draws from it and batch statistics move; without: as in evaluation.
+    apply: Callable[..., tuple[jax.Array, Any]]
+    params: Any
+    statistics: Any  # what is neither trained nor gossiped: running batch statistics
+
+
+def functional(model: nnx.Module) -> Functional:
+    """The pure function of a model's parameters, and its values as they are.
 
     >>> import jax.numpy as jnp
-    >>> apply, params = functional(Mlp((2,), 3, hidden=(), rngs=nnx.Rngs(0)))
-    >>> apply(params, jnp.ones((1, 2))).shape
+    >>> apply, params, statistics = functional(Mlp((2,), 3, hidden=(), rngs=nnx.Rngs(0)))
+    >>> logits, statistics = apply(params, statistics, jnp.ones((1, 2)))
+    >>> logits.shape
     (1, 3)
     """
-    graph, params = nnx.split(model, nnx.Param)
+    graph, params, statistics = nnx.split(model, nnx.Param, nnx.Not(nnx.Param))  # type: ignore[misc]
+    draws = "rngs" in inspect.signature(type(model).__call__).parameters
 
-    def apply(params: Any, batch: jax.Array) -> jax.Array:
-        return nnx.merge(graph, params)(batch)
+    def apply(params: Any, statistics: Any, inputs: Any, *, key: Any = None) -> Any:
+        called = nnx.merge(graph, params, statistics, copy=True)
+        if key is None:
+            called.eval()
+            outputs = called(inputs)
+        else:
+            called.train()
+            outputs = called(inputs, rngs=key) if draws else called(inputs)
+        return outputs, nnx.state(called, nnx.Not(nnx.Param))
 
-    return apply, params
+    return Functional(apply, params, statistics)
 
 
-__all__ = ["NAMES", "Mlp", "by_name", "functional"]
+__all__ = [
+    "NAMES",
+    "Cnn",
+    "EfficientNetB0",
+    "Functional",
+    "Gpt",
+    "Mlp",
+    "MobileNetV2",
+    "ResNet",
+    "ResNet20",
+    "Vgg16",
+    "by_name",
+    "functional",
+]

@@ -1,0 +1,118 @@
+"""Where a run's arrays lie: all nodes on one device, or one a device, on one host or many."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdec import nodes
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The lift of a run, and how arrays come to where it wants them and back.
+
+    >>> placement = Placement(4)
+    >>> placement.fetch(placement.lift(lambda x: 2 * x)(placement.put(np.arange(4))))
+    array([0, 2, 4, 6])
+
+    Attributes:
+      n: number of nodes.
+      mesh: of `nodes.make_mesh`, over the devices of all processes; None: simulated on one device.
+    """
+
+    n: int
+    mesh: Mesh | None = None
+
+    def lift(self, f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+        """`nodes.simulate` or `nodes.on_mesh` of a per-node function."""
+        if self.mesh is None:
+            return nodes.simulate(f, **kwargs)
+        return nodes.on_mesh(f, self.mesh, **kwargs)
+
+    @property
+    def replicated(self) -> NamedSharding | None:
+        """The sharding of what all nodes share; None: it is on the one device."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def own(self) -> tuple[int, ...]:
+        """The nodes that this process has, and makes batches for."""
+        if self.mesh is None:
+            return tuple(range(self.n))
+        by_node = self.mesh.devices.reshape(self.n, -1)
+        here = jax.process_index()
+        return tuple(i for i in range(self.n) if by_node[i, 0].process_index == here)
+
+    def put(self, tree: PyTree) -> PyTree:
+        """Stacked arrays [n, ...] that every process has whole; only its own rows are copied."""
+        return jax.tree.map(lambda x: self._put(np.asarray(x), tuple(range(self.n))), tree)
+
+    def put_own(self, tree: PyTree) -> PyTree:
+        """Stacked arrays of this process's nodes [len(own), ...], as a part of all [n, ...]."""
+        return jax.tree.map(lambda x: self._put(np.asarray(x), self.own), tree)
+
+    def spread(self, tree: PyTree) -> PyTree:
+        """One node's arrays [...], to all: [n, ...]."""
+        return self.put(
+            jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (self.n, *x.shape)), tree)
+        )
+
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Arrays that every process has whole and all nodes share."""
+        if self.mesh is None:
+            return jax.tree.map(jnp.asarray, tree)
+
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+
+        def put(x: Any) -> jax.Array:
+            x = np.asarray(x)
+            return jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
+
+        return jax.tree.map(put, tree)
+
+    def fetch(self, x: jax.Array) -> np.ndarray:
+        """The whole of an array, on every process: a collective where it lies on several."""
+        if x.is_fully_addressable:
+            return np.asarray(x)
+        if x.is_fully_replicated:
+            return np.asarray(x.addressable_data(0))
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    def fetch_own(self, x: jax.Array) -> np.ndarray:
+        """The rows [len(own), ...] of this process's nodes, of an array [n, ...]."""
+        if x.is_fully_addressable:
+            return np.asarray(x)
+        rows = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+        return np.concatenate([np.asarray(rows[node]) for node in self.own])
+
+    def gather_own(self, rows: np.ndarray) -> np.ndarray:
+        """Rows [len(own), ...] of every process → [n, ...] on every process: a collective."""
+        if len(self.own) == self.n:
+            return rows
+        pairs = multihost_utils.process_allgather((np.asarray(self.own), rows), tiled=True)
+        order, gathered = (np.asarray(part) for part in pairs)
+        return gathered[np.argsort(order)]
+
+    def _put(self, rows: np.ndarray, of_nodes: tuple[int, ...]) -> jax.Array:
+        if self.mesh is None:
+            return jnp.asarray(rows)
+        at = {node: row for row, node in enumerate(of_nodes)}
+        local = self.n // self.mesh.shape["node"]
+        axes = ("node", "local") if local > 1 else "node"
+
+        def part(index: Any) -> np.ndarray:
+            first, last, _ = index[0].indices(self.n)
+            return rows[at[first] : at[first] + last - first]
+
+        return jax.make_array_from_callback(
+            (self.n, *rows.shape[1:]), NamedSharding(self.mesh, PartitionSpec(axes)), part
+        )
