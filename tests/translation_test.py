@@ -12,6 +12,7 @@ import pytest
 from jaxdec.data import ding, translation
 from jaxdec.data.buckets import BucketedNodeBatches, least_padding
 from jaxdec.data.translation import BEGIN, END, PAD, SentencePairs, Texts
+from jaxdec.models import transformer
 
 NOUNS = ["Hund", "Vogel", "Baum", "Nachbar", "Lehrer", "Apfel", "Brief", "Garten", "Schlüssel"]
 VERBS = ["sieht", "hört", "findet", "sucht", "malt", "kennt"]
@@ -104,6 +105,10 @@ def test_metadata_tells_the_source(folder):
         "vocabulary": 100,
         "pairs": {"train": 240, "valid": 30, "test": 30},
     }
+
+
+def test_model_and_data_pad_alike():
+    assert transformer.PAD == translation.PAD
 
 
 def test_examples_are_shifted_and_padded(data):

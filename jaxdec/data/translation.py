@@ -169,7 +169,8 @@ def prepare(
     }
     folder = pathlib.Path(data_dir) / NAME
     if folder.exists():
-        if _metadata(folder) == metadata:
+        known = folder / "metadata.json"
+        if known.is_file() and json.loads(known.read_text()) == metadata:
             return folder
         raise ValueError(f"{folder} holds another preparation; remove it, or name another data_dir")
     if min(map(len, splits.values())) == 0:
@@ -268,10 +269,6 @@ def _write(folder: pathlib.Path, splits: dict[str, Pairs], model: bytes) -> None
             arrays[f"{split}_{side}_tokens"] = encoded.tokens
             arrays[f"{split}_{side}_lengths"] = encoded.lengths
     np.savez(folder / "tokens.npz", **arrays)
-
-
-def _metadata(folder: pathlib.Path) -> Any:
-    return json.loads((folder / "metadata.json").read_text())
 
 
 def _sentencepiece() -> Any:
