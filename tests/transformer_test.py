@@ -217,46 +217,83 @@ def test_both_lifts_give_the_same_logits():
     np.testing.assert_allclose(simulated, on_mesh, rtol=1e-4, atol=1e-4)
 
 
+def test_decoding_step_by_step_is_decoding_at_once():
+    model, (inputs, _) = jax.jit(functools.partial(construct, layers=2))(), texts()
+
+    @compiled
+    def stepwise(inputs):
+        past, sources = model.start(model.encode(inputs["source"]), length=9)
+        seen = inputs["source"] != PAD
+
+        def step(past, position):
+            token = inputs["target"][:, position]
+            logits, past = model.step(token, position, past, sources, seen)
+            return past, logits
+
+        logits_TxBxV = jax.lax.scan(step, past, jnp.arange(6))[1]
+        return jnp.swapaxes(logits_TxBxV, 0, 1)
+
+    np.testing.assert_allclose(stepwise(inputs), call(model, inputs), atol=1e-5)
+
+
 def toy(seed, classes=5, length=4):
-    """log p(token | position, the sum of the tokens before)."""
+    """log p(token | position, number of the text + sum of its tokens so far); END is rarer."""
     table = np.random.default_rng(seed).normal(size=(length, classes * length, classes)) * 2
+    table[:, :, END] -= 2
     return table - np.log(np.exp(table).sum(-1, keepdims=True))
 
 
 @functools.partial(jax.jit, static_argnames="beam")
 def search_toy(table, limits, beam, alpha):
     def step(token, position, total):
-        total = jnp.where(position > 0, total + token, 0)
+        total += jnp.where(position > 0, token, 0)
         return table[position, total] + 3.0, total  # not normalized
 
-    totals = jnp.zeros(len(limits) * beam, jnp.int32)
+    totals = jnp.repeat(jnp.arange(len(limits)), beam)
     return translate.beam_search(step, totals, limits, 4, beam, alpha)
 
 
-def every_text(table, limit, alpha):
+def every_text(table, number, limit, alpha):
     """Text → score, of each that ends with END within the limit."""
     scores = {}
     others = [token for token in range(table.shape[-1]) if token != END]
     for count in range(limit):
         for before in itertools.product(others, repeat=count):
             text = (*before, END)
-            log_probs = [table[t, sum(text[:t]), token] for t, token in enumerate(text)]
+            log_probs = [table[t, number + sum(text[:t]), token] for t, token in enumerate(text)]
             scores[text] = sum(log_probs) / ((5 + len(text)) / 6) ** alpha
     return scores
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_beam_wide_enough_finds_the_best_of_all_texts(seed, alpha):
-    """4³ beams: no text is dropped. Three texts with other limits, searched together."""
-    table, limits = toy(seed), jnp.array([4, 3, 1])
-    found = search_toy(jnp.asarray(table, jnp.float32), limits, 64, alpha)
-    for tokens, score, limit in zip(*found, limits, strict=True):
-        scores = every_text(table, int(limit), alpha)
-        best = max(scores, key=scores.__getitem__)
-        assert tuple(tokens[: len(best)].tolist()) == best
-        assert (tokens[len(best) :] == PAD).all()
-        assert score == pytest.approx(scores[best], rel=1e-4)
+def test_a_beam_wide_enough_finds_the_best_of_all_texts(alpha):
+    """4³ beams: no text is dropped. Four texts with other limits, searched together."""
+    limits, lengths = jnp.array([4, 3, 1, 4]), set()
+    for seed in range(10):
+        table = toy(seed)
+        found = search_toy(jnp.asarray(table, jnp.float32), limits, 64, alpha)
+        for number, (tokens, score) in enumerate(zip(*found, strict=True)):
+            scores = every_text(table, number, int(limits[number]), alpha)
+            best = max(scores, key=scores.__getitem__)
+            assert tuple(tokens[: len(best)].tolist()) == best
+            assert (tokens[len(best) :] == PAD).all()
+            assert score == pytest.approx(scores[best], rel=1e-4)
+            lengths.add(len(best))
+    assert lengths == {1, 2, 3, 4}
+
+
+def test_one_beam_is_greedy_whatever_its_companions():
+    limits = [4, 3, 1, 4]
+    for seed in range(10):
+        table = toy(seed)
+        # So large an α that a search which went on with its companions' would find better.
+        found, _ = search_toy(jnp.asarray(table, jnp.float32), jnp.array(limits), 1, 8.0)
+        for number, (tokens, limit) in enumerate(zip(found, limits, strict=True)):
+            text: list[int] = []
+            while END not in text:
+                best = int(table[len(text), number + sum(text)].argmax())
+                text.append(END if len(text) + 1 == limit else best)
+            assert tokens.tolist() == text + [PAD] * (4 - len(text))
 
 
 def test_a_wider_beam_is_seldom_worse_and_longer_texts_win_by_alpha():
@@ -273,7 +310,7 @@ def test_a_wider_beam_is_seldom_worse_and_longer_texts_win_by_alpha():
     assert lengths[:, 2].mean() > lengths[:, 1].mean()
 
 
-def test_one_beam_is_greedy_and_companions_change_nothing():
+def test_one_beam_of_a_model_is_its_greedy_text():
     model, (inputs, _) = build(), texts(rows=4)
     model.embed.embedding[...] = model.embed.embedding[...].at[END].multiply(1.5)  # it does end
     params = nnx.state(model, nnx.Param)
@@ -282,8 +319,6 @@ def test_one_beam_is_greedy_and_companions_change_nothing():
     apply = compiled(lambda inputs: model(inputs))
     for row, source in enumerate(inputs["source"]):
         limit = int((source != PAD).sum()) + 5
-        alone, _ = search(params, jnp.tile(source, (4, 1)))
-        np.testing.assert_array_equal(alone[0], tokens[row])
         text = [BEGIN]
         while len(text) <= limit and text[-1] != END:
             target = jnp.zeros((1, 13), jnp.int32).at[0, : len(text)].set(jnp.array(text))

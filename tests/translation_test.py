@@ -248,6 +248,11 @@ def test_batches_are_a_function_of_seed_and_step():
         jax.tree.map(np.testing.assert_array_equal, whole[step], backwards[step])
     schedules = [[b.bucket(step) for step in range(300)] for b in (whole, batches(seed=1))]
     assert schedules[0] != schedules[1]
+    orders = [
+        next(b[step]["inputs"]["source"][:, :, 0] for step in range(300) if b.bucket(step) == 0)
+        for b in (whole, batches(seed=1))
+    ]
+    assert not np.array_equal(*orders)
     first, second = (
         schedules[0][e * whole.steps_per_epoch :][: whole.steps_per_epoch] for e in (0, 1)
     )
