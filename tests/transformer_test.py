@@ -283,8 +283,8 @@ def test_a_beam_wide_enough_finds_the_best_of_all_texts(alpha):
 
 
 def test_one_beam_is_greedy_whatever_its_companions():
-    limits = [4, 3, 1, 4]
-    for seed in range(10):
+    limits, early = [4, 3, 1, 4], 0
+    for seed in range(40):
         table = toy(seed)
         # So large an α that a search which went on with its companions' would find better.
         found, _ = search_toy(jnp.asarray(table, jnp.float32), jnp.array(limits), 1, 8.0)
@@ -293,7 +293,9 @@ def test_one_beam_is_greedy_whatever_its_companions():
             while END not in text:
                 best = int(table[len(text), number + sum(text)].argmax())
                 text.append(END if len(text) + 1 == limit else best)
+            early += len(text) < limit
             assert tokens.tolist() == text + [PAD] * (4 - len(text))
+    assert early > 5
 
 
 def test_a_wider_beam_is_seldom_worse_and_longer_texts_win_by_alpha():
