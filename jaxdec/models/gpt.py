@@ -1,5 +1,6 @@
 """GPT-2, and the same decoder with Llama's layers."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxdec.models import blocks
+from jaxdec.models import attention, blocks
 
 STYLES = ("gpt2", "llama")
 
@@ -91,13 +92,8 @@ class Gpt(nnx.Module):
         length = tokens_BxT.shape[1]
         if length > self.context:
             raise ValueError(f"{length} tokens do not fit input_shape=({self.context},)")
-        if rngs is None and self.drop.rate and not self.drop.deterministic:
-            raise ValueError(
-                f"dropout={self.drop.rate} draws at each call: pass rngs=jax.random.key(...), "
-                "or nnx.Rngs, or call model.eval() first"
-            )
-        key = rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs
-        keys = _split(key, len(self.blocks) + 1)
+        key = attention.dropout_key(self.drop, rngs)
+        keys = attention.split_key(key, len(self.blocks) + 1)
         # Looked up in float32, so that the gradient's sums over equal tokens are float32 too.
         x = self.embed(tokens_BxT)
         if self.positions is not None:
@@ -150,7 +146,7 @@ class Block(nnx.Module):
         self.drop = nnx.Dropout(dropout)
 
     def __call__(self, x_BxTxD: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        keys = _split(key, 3)
+        keys = attention.split_key(key, 3)
         x = x_BxTxD
         attended = self._attention(self.attention_norm(x).astype(self.dtype), keys[0])
         x += self.drop(attended, rngs=keys[1])
@@ -163,11 +159,8 @@ class Block(nnx.Module):
         q, k, v = (qkv[:, :, :, i] for i in range(3))
         if self.rotary:
             q, k = rotate(q), rotate(k)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
-        causal = jnp.broadcast_to(jnp.tri(length, dtype=bool), scores.shape)
-        scores = jnp.where(causal, scores / math.sqrt(q.shape[-1]), -jnp.inf)
-        weights = self.drop(nnx.softmax(scores), rngs=key).astype(self.dtype)
-        attended = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        causal = jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, length, length))
+        attended = attention.attend(q, k, v, causal, functools.partial(self.drop, rngs=key))
         return self.attention_out(attended.reshape(batch, length, width))
 
     def _mlp(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -198,7 +191,3 @@ def rotate(x_BxTxHxD: jax.Array, base: float = 10_000.0) -> jax.Array:
 def _norm(style: str, width: int, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     norm = nnx.LayerNorm if style == "gpt2" else nnx.RMSNorm
     return norm(width, epsilon=1e-5, dtype=jnp.float32, rngs=rngs)
-
-
-def _split(key: jax.Array | None, count: int) -> list[jax.Array | None]:
-    return [None] * count if key is None else list(jax.random.split(key, count))
