@@ -13,7 +13,8 @@ def get_config() -> ConfigDict:
     config.seed = 0  # of initialization, partition and batches
     config.nodes = 8  # replicas of the model
     config.steps = 1000  # training steps
-    config.batch_size = 128  # examples a step over all nodes; a multiple of nodes × accumulate
+    # Examples a step over all nodes, a multiple of nodes × accumulate; of trans_de_en, tokens.
+    config.batch_size = 128
     config.accumulate = 1  # parts that a node takes its batch in, one after another
     config.lift = "auto"  # "simulate" (one device), "mesh" (one node a device), or "auto"
     config.wire_dtype = placeholder(str)  # what gossip sends: "bfloat16", "float16"; None: as is
@@ -86,11 +87,12 @@ def get_config() -> ConfigDict:
     config.model.count = placeholder(int)  # resnet20: blocks a stage
     config.model.small_input = placeholder(bool)  # resnet: stem for CIFAR's images
     config.model.zero_scale = placeholder(bool)  # resnet: residuals start at zero
-    config.model.layers = placeholder(int)  # gpt: blocks
-    config.model.heads = placeholder(int)  # gpt: of the attention
+    config.model.layers = placeholder(int)  # gpt: blocks; transformer: on either side
+    config.model.heads = placeholder(int)  # gpt, transformer: of the attention
+    config.model.mlp = placeholder(int)  # transformer: width inside the feed-forward layers
     config.model.style = placeholder(str)  # gpt: "gpt2" or "llama"
-    config.model.dropout = placeholder(float)  # gpt: rate
-    config.model.remat = placeholder(bool)  # gpt: compute blocks again in the backward pass
+    config.model.dropout = placeholder(float)  # gpt, transformer: rate
+    config.model.remat = placeholder(bool)  # gpt, transformer: compute blocks again going backward
     config.model.dtype = placeholder(str)  # of the computation: "bfloat16"; None: "float32"
 
     config.log_every = 10  # steps between lines of training metrics

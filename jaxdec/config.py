@@ -5,7 +5,7 @@ All errors are `ConfigError`: they name the field, the value, and what to write 
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -148,6 +148,15 @@ def make_partition(config: ConfigDict, dataset: data.Dataset) -> Any:
         )
 
 
+def make_batches(
+    config: ConfigDict, dataset: Any, parts: Any, nodes: Sequence[int] | None = None
+) -> data.Batches:
+    """The training batches of some nodes; None: of all."""
+    batch_size = config.batch_size // config.nodes
+    with _as_config_error():
+        return dataset.batches(parts, batch_size, config.seed, config.steps, nodes)
+
+
 def lift_of(config: ConfigDict) -> str:
     """Either "mesh", where there are devices enough for one node each, or "simulate"."""
     if config.lift != "auto":
@@ -241,13 +250,15 @@ def validate(config: ConfigDict) -> None:
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
-    make_partition(config, make_dataset(config))
-    executables = len(set(phases(config, topology)))
-    if executables > config.max_executables:
+    dataset = make_dataset(config)
+    shapes = make_batches(config, dataset, make_partition(config, dataset)).distinct_shapes
+    rounds = len(set(phases(config, topology)))
+    if rounds * shapes > config.max_executables:
+        batches = f", times {shapes} shapes of batches" if shapes > 1 else ""
         raise ConfigError(
-            f"{topology.name} has {executables} distinct rounds, and each compiles a step: more "
-            f"than config.max_executables={config.max_executables}; shorten its period, or write "
-            f"config.max_executables={executables}"
+            f"{topology.name} has {rounds} distinct rounds{batches}, and each compiles a step: "
+            f"more than config.max_executables={config.max_executables}; shorten its period, or "
+            f"write config.max_executables={rounds * shapes}"
         )
     _check_stability(config, topology)  # of many nodes it takes a while, so last
 

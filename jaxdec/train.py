@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxdec import algorithms, data, hosts, models, nodes, plots, restore, workdir
+from jaxdec import algorithms, data, hosts, models, nodes, plots, restore, translate, workdir
 from jaxdec import config as configs
 from jaxdec.checkpoint import Checkpoints
 from jaxdec.evaluate import Apply, Evaluation, token_scores
@@ -139,7 +140,7 @@ class Run:
 
     def evaluation(self) -> Evaluation:
         """The evaluation on the test split, with batch statistics as the config says."""
-        every = self._node_batches(range(self.config.nodes))
+        every = self._node_batches(None)
         pooled = (
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every[step])
             for step in range(self.config.recalibrate_batches)
@@ -152,16 +153,21 @@ class Run:
             pooled if jax.tree.leaves(self.model.statistics) else (),
         )
 
-    def _node_batches(self, of_nodes: Sequence[int]) -> data.NodeBatches:
-        config = self.config
-        return data.NodeBatches(
-            self.dataset.train,
-            self.parts,
-            config.batch_size // config.nodes,
-            config.seed,
-            config.steps,
-            of_nodes,
-        )
+    @property
+    def executables(self) -> int:
+        """Compiled steps: one for each distinct round, and shape of a batch."""
+        return len(set(self.phases)) * self._node_batches(None).distinct_shapes
+
+    def final_scores(self, evaluation: Evaluation, state: TrainState) -> dict[str, Any]:
+        """What takes too long to be scored along the way: BLEU of the mean model's translations."""
+        if not isinstance(self.dataset, data.Translation):
+            return {}
+        model = nnx.eval_shape(lambda: configs.make_model(self.config, self.dataset))
+        mean, _ = evaluation.mean_model(state.params, state.statistics)
+        return {"eval/bleu": translate.evaluate(self.dataset, translate.searcher(model), mean)}
+
+    def _node_batches(self, of_nodes: Sequence[int] | None) -> data.Batches:
+        return configs.make_batches(self.config, self.dataset, self.parts, of_nodes)
 
 
 def build(config: ConfigDict) -> Run:
@@ -208,7 +214,8 @@ def evaluate_checkpoint(config: ConfigDict, folder: str | pathlib.Path) -> dict[
     if step is None:
         raise configs.ConfigError(f"--workdir={folder} holds no checkpoint yet")
     state, _ = checkpoints.restore(step, run.initial_state())
-    scores = run.evaluation()(state.params, state.statistics)
+    evaluation = run.evaluation()
+    scores = evaluation(state.params, state.statistics) | run.final_scores(evaluation, state)
     return {"step": step} | {name: np.asarray(v).tolist() for name, v in scores.items()}
 
 
@@ -247,7 +254,7 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     params = run.model.params
     console.print(
         f"{config.algorithm.name} on {run.topology.name}: {config.nodes} nodes, lift "
-        f"{configs.lift_of(config)}, {len(set(run.phases))} executables, "
+        f"{configs.lift_of(config)}, {run.executables} executables, "
         f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters a node → {folder}"
     )
 
@@ -285,7 +292,7 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
         "examples_per_second": clock.steps_per_second * config.batch_size,
         **evaluated,
         "bytes_sent_per_node_per_step": sent,
-        "executables": len(set(run.phases)),
+        "executables": run.executables,
         "processes": jax.process_count(),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
@@ -342,6 +349,8 @@ def _loop(
             window.clear()
         if evaluates:
             scores = evaluation(state.params, state.statistics)
+            if ends:
+                scores |= run.final_scores(evaluation, state)
             log.evaluation(taken, scores | {"bytes_sent_per_node": sent * taken})
         if saves:
             checkpoints.save(taken, state, window.entries())

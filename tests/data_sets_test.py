@@ -460,7 +460,7 @@ def test_the_command_prepares_once_and_lists(sources, tmp_path, capsys):
         (["prepare"], "write prepare NAME"),
         (["prepare", "stdlb"], "did you mean stdlib"),
         (["prepare", "digits"], "nothing to prepare"),
-        (["prepare", "stdlib", "--source=nowhere"], "nowhere is not a folder"),
+        (["prepare", "stdlib", "--source=nowhere"], "there is no --source=nowhere"),
         (["prepare", "imagenet2012"], "ILSVRC2012_img_train.tar"),
         (["prepare", "cifar10", "--source=."], "leave --source out"),
     ],

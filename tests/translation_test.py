@@ -4,6 +4,7 @@ import builtins
 import hashlib
 import itertools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -165,6 +166,14 @@ def test_bad_sources_are_named(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["few"]
 
 
+def test_a_damaged_set_names_the_remedy(folder, tmp_path):
+    broken = tmp_path / translation.NAME
+    shutil.copytree(folder / translation.NAME, broken)
+    (broken / "tokens.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"is damaged.*prepare it again: rm -r"):
+        translation.load(tmp_path)
+
+
 def test_a_missing_package_names_the_extra(folder, monkeypatch):
     import_module = builtins.__import__
 
@@ -177,7 +186,7 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     for call in (lambda: translation.load(folder), lambda: translate.bleu(["a"], ["a"])):
-        with pytest.raises(ImportError, match=r"pip install 'jaxdec\[text\]'"):
+        with pytest.raises((ValueError, ImportError), match=r"pip install 'jaxdec\[text\]'"):
             call()
 
 

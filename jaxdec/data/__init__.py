@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdec import registry
-from jaxdec.data import cifar10, digits, fashion_mnist, imagenet, stdlib
+from jaxdec.data import cifar10, digits, fashion_mnist, imagenet, stdlib, translation
 from jaxdec.data.dataset import (
     ArrayExamples,
     Batch,
+    Batches,
     Dataset,
     Examples,
     NodeBatches,
@@ -19,13 +20,15 @@ from jaxdec.data.dataset import (
 )
 from jaxdec.data.partition import split
 from jaxdec.data.prepared import DataError, root
+from jaxdec.data.translation import Translation
 
-NAMES: dict[str, Callable[..., Dataset]] = {
+NAMES: dict[str, Callable[..., Any]] = {
     "cifar10": cifar10.load,
     "digits": digits.load,
     "fashion_mnist": fashion_mnist.load,
     "imagenet2012": imagenet.load,
     "stdlib": stdlib.load,
+    "trans_de_en": translation.load,
 }
 
 
@@ -51,10 +54,12 @@ __all__ = [
     "NAMES",
     "ArrayExamples",
     "Batch",
+    "Batches",
     "DataError",
     "Dataset",
     "Examples",
     "NodeBatches",
+    "Translation",
     "load",
     "prefetched",
     "split",

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from jaxdec import registry
-from jaxdec.data import cifar10, fashion_mnist, imagenet, prepared, stdlib
+from jaxdec.data import cifar10, fashion_mnist, imagenet, prepared, stdlib, translation
 
 
 class Preparable(Protocol):
@@ -21,7 +21,7 @@ class Preparable(Protocol):
 
     NEEDS: str
 
-    def prepare(self, data_dir: pathlib.Path, source: pathlib.Path | None) -> None: ...
+    def prepare(self, data_dir: pathlib.Path, source: pathlib.Path | None) -> object: ...
     def splits(self, data_dir: pathlib.Path) -> list[prepared.Split] | None: ...
 
 
@@ -30,6 +30,7 @@ PREPARABLE: dict[str, Preparable] = {
     "fashion_mnist": fashion_mnist,
     "imagenet2012": imagenet,
     "stdlib": stdlib,
+    "trans_de_en": translation,
 }
 
 
@@ -39,8 +40,8 @@ def prepare(name: str, data_dir: pathlib.Path, source: pathlib.Path | None) -> T
         raise prepared.DataError("digits comes with scikit-learn; there is nothing to prepare")
     if name not in PREPARABLE:
         raise prepared.DataError(f"{name!r} is unknown; {registry.suggestion(name, PREPARABLE)}")
-    if source is not None and not source.is_dir():
-        raise prepared.DataError(f"--source={source} is not a folder")
+    if source is not None and not source.exists():
+        raise prepared.DataError(f"there is no --source={source}")
     module = PREPARABLE[name]
     if module.splits(data_dir) is None:
         module.prepare(data_dir, source)

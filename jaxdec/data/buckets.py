@@ -1,12 +1,15 @@
 """Batches of sentence pairs of similar length: little padding, few shapes to compile."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import jax
 import numpy as np
 
-from jaxdec.data.translation import SentencePairs
+from jaxdec.data.dataset import Reshuffled
+
+if TYPE_CHECKING:
+    from jaxdec.data.translation import SentencePairs
 
 
 class Shape(NamedTuple):
@@ -38,11 +41,12 @@ class BucketedNodeBatches:
       seed: of the shuffles.
       steps: number of batches.
       buckets: at most so many shapes; each is compiled for each round of the topology.
+      nodes: whose batches to make, of all; None: all nodes'.
 
     Raises:
       ValueError: too few tokens for the longest example, or a node without examples of a bucket.
 
-    >>> from jaxdec.data.translation import Texts
+    >>> from jaxdec.data.translation import SentencePairs, Texts
     >>> texts = Texts.of([[5, 3], [5, 6, 3], [5, 3], [5, 6, 5, 6, 5, 6, 3]] * 10)
     >>> pairs = SentencePairs(texts, texts, shape=(7, 7))
     >>> parts = [np.arange(20), np.arange(20, 40)]
@@ -57,16 +61,18 @@ class BucketedNodeBatches:
 
     def __init__(
         self,
-        examples: SentencePairs,
+        examples: "SentencePairs",
         parts: Sequence[np.ndarray],
         tokens: int,
         seed: int,
         steps: int,
         buckets: int = 4,
+        nodes: Sequence[int] | None = None,
     ):
         self._examples = examples
         self._seed = seed
         self._steps = steps
+        self._nodes = range(len(parts)) if nodes is None else nodes
         used = np.concatenate(parts)
         lengths = np.stack([examples.sources.lengths, examples.targets.lengths], axis=1)
         longer = lengths.max(axis=1)
@@ -108,9 +114,14 @@ class BucketedNodeBatches:
     def __getitem__(self, step: SupportsIndex) -> dict[str, Any]:
         bucket, before = self._place(int(step))
         rows, *shape = self.shapes[bucket]
-        chosen = [stream.take(before * rows, rows) for stream in self._streams[bucket]]
+        streams = [self._streams[bucket][node] for node in self._nodes]
+        chosen = [stream.take(before * rows, rows) for stream in streams]
         batch = self._examples.take(np.concatenate(chosen), shape=(shape[0], shape[1]))
         return jax.tree.map(lambda x: x.reshape(len(chosen), rows, *x.shape[1:]), batch)
+
+    @property
+    def distinct_shapes(self) -> int:
+        return len(self.shapes)
 
     def bucket(self, step: int) -> int:
         """Which of `shapes` a step has."""
@@ -136,31 +147,6 @@ class BucketedNodeBatches:
         order = self._order[1]
         bucket = int(order[within])
         return bucket, epoch * self._steps_of[bucket] + int(np.sum(order[:within] == bucket))
-
-
-class Reshuffled:
-    """An endless sequence: `pool` again and again, newly shuffled each time.
-
-    >>> Reshuffled(np.arange(3), seed=(0,)).take(first=2, count=5).tolist()
-    [1, 2, 0, 1, 2]
-    """
-
-    def __init__(self, pool: np.ndarray, seed: Sequence[int]):
-        self.pool = pool
-        self._seed = seed
-        self._order: tuple[int, np.ndarray] = (-1, pool)  # the last pass's
-
-    def take(self, first: int, count: int) -> np.ndarray:
-        passes, offsets = np.divmod(np.arange(first, first + count), len(self.pool))
-        return np.concatenate(
-            [self._pass(int(number))[offsets[passes == number]] for number in np.unique(passes)]
-        )
-
-    def _pass(self, number: int) -> np.ndarray:
-        if self._order[0] != number:
-            rng = np.random.default_rng([*self._seed, number])
-            self._order = number, rng.permutation(self.pool)
-        return self._order[1]
 
 
 def least_padding(lengths: np.ndarray, buckets: int) -> list[int]:

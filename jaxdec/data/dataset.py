@@ -36,6 +36,30 @@ class Dataset:
     input_shape: tuple[int, ...]  # of one example
     classes: int  # outputs of the model; of a text, its vocabulary
 
+    def batches(
+        self,
+        parts: Sequence[np.ndarray],
+        batch_size: int,
+        seed: int,
+        steps: int,
+        nodes: Sequence[int] | None = None,
+    ) -> "Batches":
+        """The training batches; `NodeBatches` says what of."""
+        return NodeBatches(self.train, parts, batch_size, seed, steps, nodes)
+
+
+class Batches(Protocol):
+    """Step → batch, stacked over nodes; a pure function."""
+
+    @property
+    def distinct_shapes(self) -> int:
+        """How many shapes batches have; each is compiled for each round of a topology."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, step: SupportsIndex) -> Batch: ...
+
 
 class ArrayExamples:
     """Examples in memory, grouped by label, as they are.
@@ -54,6 +78,31 @@ class ArrayExamples:
     def take(self, indices: np.ndarray, rng: np.random.Generator | None = None) -> Batch:
         del rng
         return {"inputs": self._inputs[indices], "labels": self.groups[indices]}
+
+
+class Reshuffled:
+    """An endless sequence: `pool` again and again, newly shuffled each time.
+
+    >>> Reshuffled(np.arange(3), seed=(0,)).take(first=2, count=5).tolist()
+    [1, 2, 0, 1, 2]
+    """
+
+    def __init__(self, pool: np.ndarray, seed: Sequence[int]):
+        self.pool = pool
+        self._seed = seed
+        self._order: tuple[int, np.ndarray] = (-1, pool)  # the last pass's
+
+    def take(self, first: int, count: int) -> np.ndarray:
+        passes, offsets = np.divmod(np.arange(first, first + count), len(self.pool))
+        return np.concatenate(
+            [self._pass(int(number))[offsets[passes == number]] for number in np.unique(passes)]
+        )
+
+    def _pass(self, number: int) -> np.ndarray:
+        if self._order[0] != number:
+            rng = np.random.default_rng([*self._seed, number])
+            self._order = number, rng.permutation(self.pool)
+        return self._order[1]
 
 
 class NodeBatches:
@@ -88,12 +137,12 @@ class NodeBatches:
         nodes: Sequence[int] | None = None,
     ):
         self._source = examples
-        self._parts = parts
+        self._streams = [Reshuffled(part, (seed, node)) for node, part in enumerate(parts)]
         self._batch_size = batch_size
         self._seed = seed
         self._steps = steps
         self._nodes = range(len(parts)) if nodes is None else nodes
-        self._epochs: dict[int, tuple[int, np.ndarray]] = {}  # node → its last epoch's order
+        self.distinct_shapes = 1
 
     def __len__(self) -> int:
         return self._steps
@@ -103,28 +152,13 @@ class NodeBatches:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
 
     def _batch(self, node: int, step: int) -> Batch:
-        first = step * self._batch_size
-        chosen = self._examples(node, np.arange(first, first + self._batch_size))
+        chosen = self._streams[node].take(step * self._batch_size, self._batch_size)
         return self._source.take(
             chosen, np.random.default_rng([self._seed, node, step, _AUGMENTATION])
         )
 
-    def _examples(self, node: int, positions: np.ndarray) -> np.ndarray:
-        epochs, offsets = np.divmod(positions, len(self._parts[node]))
-        return np.concatenate(
-            [self._order(node, int(epoch))[offsets[epochs == epoch]] for epoch in np.unique(epochs)]
-        )
 
-    def _order(self, node: int, epoch: int) -> np.ndarray:
-        known, order = self._epochs.get(node, (-1, np.empty(0, int)))
-        if known != epoch:
-            rng = np.random.default_rng([self._seed, node, epoch])
-            order = rng.permutation(self._parts[node])
-            self._epochs[node] = (epoch, order)
-        return order
-
-
-def prefetched(batches: NodeBatches, start: int = 0) -> Iterator[Batch]:
+def prefetched(batches: Batches, start: int = 0) -> Iterator[Batch]:
     """The batches from step `start` on, in order, made by threads while the device computes."""
     dataset = grain.MapDataset.source(batches)[start:]
     threads = min(16, os.cpu_count() or 1)  # decoding images takes them all

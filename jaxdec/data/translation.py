@@ -10,15 +10,17 @@ import hashlib
 import io
 import json
 import pathlib
-import tempfile
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxdec.data import ding
+from jaxdec.data import ding, prepared
+from jaxdec.data.buckets import BucketedNodeBatches
 
 NAME = "trans_de_en"
+NEEDS = "Debian's package trans-de-en, or --source=FILE of its dictionary; jaxdec[text]"
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPLITS = ("train", "valid", "test")
 
@@ -128,10 +130,39 @@ class Translation:
     def classes(self) -> int:
         return self.tokenizer.vocab_size()
 
+    def batches(
+        self,
+        parts: Sequence[np.ndarray],
+        batch_size: int,
+        seed: int,
+        steps: int,
+        nodes: Sequence[int] | None = None,
+    ) -> BucketedNodeBatches:
+        """The training batches; `batch_size` counts the padded tokens of a node's longer texts."""
+        return BucketedNodeBatches(self.train, parts, batch_size, seed, steps, nodes=nodes)
+
     def text(self, tokens: np.ndarray) -> str:
         """The text of tokens up to the first END."""
         (ends,) = np.nonzero(tokens == END)
         return self.tokenizer.decode(tokens[: ends[0] if len(ends) else None].tolist())
+
+
+def splits(data_dir: pathlib.Path) -> list[prepared.Split] | None:
+    """What is prepared below `data_dir`; None: nothing is."""
+    folder = data_dir / NAME
+    if not folder.is_dir():
+        return None
+    try:
+        pairs = json.loads((folder / "metadata.json").read_text())["pairs"]
+        sizes = {
+            split: sum(path.stat().st_size for path in folder.glob(f"{split}.*")) for split in pairs
+        }
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise prepared.damaged(NAME, folder, data_dir, error) from error
+    return [
+        prepared.Split(split, f"{count:,} sentence pairs", sizes[split])
+        for split, count in pairs.items()
+    ]
 
 
 def prepare(
@@ -156,16 +187,16 @@ def prepare(
     """
     path = pathlib.Path(source or ding.FILE)
     if not path.is_file():
-        raise ValueError(
+        raise prepared.DataError(
             f"there is no {path}; apt-get install trans-de-en, or name its file with --source=FILE"
         )
     content = path.read_bytes()
     pairs = ding.sentence_pairs(content.decode())
-    splits = _split(pairs)
+    parts = _split(pairs)
     metadata = {
         "source_sha256": hashlib.sha256(content).hexdigest(),
         "vocabulary": vocabulary,
-        "pairs": {split: len(chosen) for split, chosen in splits.items()},
+        "pairs": {split: len(chosen) for split, chosen in parts.items()},
     }
     folder = pathlib.Path(data_dir) / NAME
     if folder.exists():
@@ -173,16 +204,12 @@ def prepare(
         if known.is_file() and json.loads(known.read_text()) == metadata:
             return folder
         raise ValueError(f"{folder} holds another preparation; remove it, or name another data_dir")
-    if min(map(len, splits.values())) == 0:
+    if min(map(len, parts.values())) == 0:
         raise ValueError(f"{path} holds {len(pairs)} sentence pairs; at least 10 are needed")
-    model = _trained_tokenizer(splits["train"], vocabulary)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{NAME}.") as temporary:
-        partial = pathlib.Path(temporary) / NAME
-        partial.mkdir()
-        _write(partial, splits, model)
+    model = _trained_tokenizer(parts["train"], vocabulary)
+    with prepared.whole(folder) as partial:
+        _write(partial, parts, model)
         (partial / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
-        partial.rename(folder)
     return folder
 
 
@@ -194,9 +221,16 @@ def load(data_dir: str | pathlib.Path) -> Translation:
     """
     folder = pathlib.Path(data_dir) / NAME
     if not folder.is_dir():
-        raise ValueError(
-            f"{folder} is missing; run: python -m jaxdec.data prepare {NAME} --data_dir={data_dir}"
-        )
+        raise prepared.missing(NAME, pathlib.Path(data_dir))
+    try:
+        return _read(folder)
+    except prepared.DataError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        raise prepared.damaged(NAME, folder, pathlib.Path(data_dir), error) from error
+
+
+def _read(folder: pathlib.Path) -> Translation:
     with np.load(folder / "tokens.npz") as arrays:
         texts = {
             (split, side): Texts(
@@ -275,5 +309,7 @@ def _sentencepiece() -> Any:
     try:
         import sentencepiece
     except ImportError as error:
-        raise ImportError("translation needs sentencepiece: pip install 'jaxdec[text]'") from error
+        raise prepared.DataError(
+            "translation needs sentencepiece: pip install 'jaxdec[text]'"
+        ) from error
     return sentencepiece

@@ -14,6 +14,7 @@ from jaxdec.models.gpt import Gpt
 from jaxdec.models.mlp import Mlp
 from jaxdec.models.mobilenet import MobileNetV2
 from jaxdec.models.resnet import ResNet, ResNet20
+from jaxdec.models.transformer import Transformer
 from jaxdec.models.vgg import Vgg16
 
 NAMES: dict[str, Callable[..., nnx.Module]] = {
@@ -24,6 +25,7 @@ NAMES: dict[str, Callable[..., nnx.Module]] = {
     "mobilenet_v2": MobileNetV2,
     "resnet": ResNet,
     "resnet20": ResNet20,
+    "transformer": Transformer,
     "vgg16": Vgg16,
 }
 
@@ -96,6 +98,7 @@ __all__ = [
     "MobileNetV2",
     "ResNet",
     "ResNet20",
+    "Transformer",
     "Vgg16",
     "by_name",
     "functional",
