@@ -77,14 +77,19 @@ def make_gossip(config: ConfigDict, topology: Topology) -> Gossip:
         return Gossip(topology, wire_dtype=config.wire_dtype)
 
 
-def make_schedule(config: ConfigDict) -> optax.Schedule:
+def make_schedule(config: ConfigDict, peak: float | None = None) -> optax.Schedule:
     """The learning rate by step t: a linear warm-up from zero to γ, and then by name.
 
     "constant": γ; "cosine": along half a cosine to `end` · γ; "inverse_sqrt": γ √(warmup/t);
     "steps": a tenth of what it was, from each of `boundaries` on.
+
+    Args:
+      config: of the run.
+      peak: γ; None: config.algorithm.learning_rate.
     """
     fields = config.schedule
-    peak, warmup = config.algorithm.learning_rate, fields.warmup_steps
+    peak = config.algorithm.learning_rate if peak is None else peak
+    warmup = fields.warmup_steps
     after: optax.Schedule
     match fields.name:
         case "cosine":
@@ -103,13 +108,16 @@ def _inverse_sqrt(peak: float, warmup: int, count: Any) -> Any:
     return peak * jnp.sqrt(warmup / (count + warmup))
 
 
-def make_algorithm(config: ConfigDict, gossip: Gossip) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of a run."""
+def make_algorithm(
+    config: ConfigDict, gossip: Gossip, schedule: optax.Schedule | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of a run, at its own schedule or another."""
     fields = config.algorithm.to_dict()
     name = fields.pop("name")
     del fields["learning_rate"]
+    schedule = make_schedule(config) if schedule is None else schedule
     with _as_config_error():
-        return algorithms.by_name(name, gossip, learning_rate=make_schedule(config), **fields)
+        return algorithms.by_name(name, gossip, learning_rate=schedule, **fields)
 
 
 # Validation opens a set, and so does the run right after it.

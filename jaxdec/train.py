@@ -44,7 +44,7 @@ def make_node_step(
     *,
     label_smoothing: float = 0.0,
     accumulate: int = 1,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """One node's training step: (state, batch, phase=) → (state, metrics). Lift it with `nodes`.
 
