@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import pathlib
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import jax
@@ -24,6 +22,7 @@ from jaxdec.evaluate import Apply, Evaluation, token_scores
 from jaxdec.gossip import Gossip
 from jaxdec.metrics import RunLog, StepClock, Window, summary_table
 from jaxdec.placement import Placement
+from jaxdec.session import Sigterm, Trace, wandb_board
 from jaxdec.state import AXES, TrainState
 from jaxdec.topology import Topology
 
@@ -271,15 +270,20 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     window = Window(run.placement, entries)
     clock = StepClock(skip=len(run.phases))
     sent = _bytes_sent(run)
-    board = _wandb(config, folder) if config.wandb is not None and is_first else None
+    board = None
+    if config.wandb is not None and is_first:
+        board = wandb_board(config.wandb, folder, config.to_dict())
+    first = start + run.executables
     with (
-        _Sigterm() as terminated,
+        Sigterm() as terminated,
         hosts.Watchdog(folder / "processes", config.watchdog_seconds) as watchdog,
         contextlib.closing(checkpoints),
+        Trace(folder / "profile", first, config.profile_steps) as trace,
         RunLog(folder, config.steps, console, start, board, quiet=not is_first) as log,
     ):
         for step in _loop(run, state, start, checkpoints, window, clock, log, sent, terminated):
             watchdog.step(step)
+            trace.step(step)
         evaluated = log.last_evaluation()
     summary = {
         "algorithm": config.algorithm.name,
@@ -360,25 +364,6 @@ def _loop(
             )
 
 
-def _wandb(config: ConfigDict, folder: pathlib.Path) -> Callable[[dict[str, Any]], None]:
-    """Sends records to a project at Weights & Biases."""
-    try:
-        import wandb
-    except ImportError as error:
-        raise configs.ConfigError(
-            f"config.wandb={config.wandb!r} needs the package wandb: pip install wandb; or leave "
-            "the field None"
-        ) from error
-    board = wandb.init(
-        project=config.wandb, dir=folder, config=config.to_dict(), id=folder.name, resume="allow"
-    )
-
-    def log(record: dict[str, Any]) -> None:
-        board.log({k: v for k, v in record.items() if k != "step"}, step=record["step"])
-
-    return log
-
-
 def _bytes_sent(run: Run) -> float:
     """Bytes that a node sends in a step, the mean over nodes and a period."""
     name, params = run.config.algorithm.name, run.model.params
@@ -399,22 +384,3 @@ def _finite(entries: list[dict[str, list[float]]], taken: int) -> list[dict[str,
                     "longer; the checkpoints before it are kept"
                 )
     return entries
-
-
-class _Sigterm:
-    """An event that SIGTERM sets, while inside; elsewhere than the main thread, it never does."""
-
-    def __enter__(self) -> threading.Event:
-        self._event = threading.Event()
-        self._in_main = threading.current_thread() is threading.main_thread()
-        if self._in_main:
-            self._before = signal.signal(signal.SIGTERM, self._set)
-        return self._event
-
-    def __exit__(self, *_: object) -> None:
-        if self._in_main:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def _set(self, signum: int, frame: FrameType | None) -> None:
-        del signum, frame
-        self._event.set()

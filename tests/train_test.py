@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs import quickstart
 from jaxdec import data, plots, train
 from jaxdec import topology as topologies
+from jaxdec.checkpoint import Checkpoints
 from jaxdec.config import (
     ConfigError,
     lift_of,
@@ -405,6 +407,71 @@ def test_dropout_differs_by_step_and_node_and_is_off_in_evaluation(corpus):
     evaluation = run.evaluation()
     first, again = (evaluation(state.params, state.statistics)["eval/loss"] for _ in range(2))
     assert first == again
+
+
+def test_a_checkpoint_is_evaluated_and_nothing_is_written(tmp_path, capsys):
+    summary = train_and_evaluate(_config(lift="simulate"), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for lift in ("simulate", "mesh"):
+        scores = train_and_evaluate(_config(mode="evaluate", lift=lift), tmp_path)
+        assert scores["step"] == 24
+        assert scores["eval/loss"] == pytest.approx(summary["eval/loss"], rel=1e-5)
+        assert scores["eval/accuracy_nodes"] == pytest.approx(summary["eval/accuracy_nodes"])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert "eval/accuracy_nodes" in capsys.readouterr().out
+    for fields, message in [
+        ({"nodes": 4}, "is a run of config.nodes=8"),
+        ({"model.hidden": (8,)}, "--workdir=.* is of another run, with model.hidden"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            train_and_evaluate(_config(mode="evaluate", **fields), tmp_path)
+
+
+def test_steps_are_traced_when_asked(tmp_path):
+    train_and_evaluate(_config(steps=8, profile_steps=2, lift="simulate"), tmp_path)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_records_go_to_wandb_when_asked(tmp_path, monkeypatch):
+    logged = []
+
+    class Board:
+        def log(self, record, step):
+            logged.append((step, record))
+
+    def init(**settings):
+        assert settings["project"] == "mine"
+        assert settings["config"]["nodes"] == 8
+        return Board()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    train_and_evaluate(_config(steps=12, wandb="mine", lift="simulate"), tmp_path / "run")
+    assert [step for step, _ in logged] == [6, 12, 12]
+    assert "train/loss" in logged[0][1]
+    assert "eval/loss" in logged[-1][1]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install 'jaxdec\[wandb\]'"):
+        train_and_evaluate(_config(steps=12, wandb="mine", lift="simulate"), tmp_path / "other")
+
+
+def test_a_run_that_diverges_keeps_its_finite_checkpoints(tmp_path):
+    """The rate grows past what is stable, long after the first checkpoints."""
+    fields = {
+        "algorithm.name": "dsgd",
+        "algorithm.learning_rate": 1e12,
+        "algorithm.weight_decay": 0.0,
+        "schedule.name": "constant",
+        "schedule.warmup_steps": 23,
+        "checkpoint_every": 1,
+        "log_every": 8,
+        "lift": "simulate",
+    }
+    with pytest.raises(TrainingDivergedError, match=r"at step \d+; .*before it are kept"):
+        train_and_evaluate(_config(**fields), tmp_path)
+    kept = Checkpoints(tmp_path, read_only=True)
+    run = build(_config(**fields))
+    state, _ = kept.restore(kept.latest_step(), run.initial_state())
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
 def test_unstable_pairs_run_when_asked():
