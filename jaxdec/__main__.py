@@ -47,7 +47,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 def main(_: Sequence[str]) -> None:
     """Train. Exits: 2 a config that cannot run, 1 a run that failed, 75 SIGTERM, state saved."""
-    logging.set_verbosity(logging.WARNING)
+    logging.set_verbosity(logging.FATAL)  # Orbax logs the trace of what becomes our own error
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 

@@ -88,4 +88,10 @@ def _named(action: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{action} failed: {' '.join(str(error).split())[:300]}") from error
+        reason = " ".join(str(error).split())
+        if len(reason) > 300:
+            reason = f"{reason[:120]} … {reason[-160:]}"
+        raise CheckpointError(
+            f"{action} failed: {reason}; earlier ones are intact, and once this is mended the same "
+            "command continues"
+        ) from error

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -106,6 +107,16 @@ def test_sigkill_of_the_process(uninterrupted, tmp_path):
         time.sleep(0.01)
     process.kill()
     process.wait()
+    train_and_evaluate(_config(), tmp_path)
+    _assert_same_end(tmp_path, uninterrupted)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(uninterrupted, tmp_path):
+    """Files may grow to 64 KiB: enough for all but a checkpoint."""
+    limited = ["bash", "-c", 'ulimit -f 64; exec "$0" "$@"', *_command(tmp_path)]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: writing a checkpoint .* failed: .*continues\n", done.stderr)
     train_and_evaluate(_config(), tmp_path)
     _assert_same_end(tmp_path, uninterrupted)
 
