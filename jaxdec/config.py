@@ -255,6 +255,10 @@ def validate(config: ConfigDict) -> None:
             f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
             f"JAX_NUM_CPU_DEVICES={config.nodes}"
         )
+    if config.eval_examples is not None and config.eval_examples < 1:
+        raise ConfigError(
+            f"config.eval_examples={config.eval_examples} must be at least 1, or None"
+        )
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))

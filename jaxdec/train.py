@@ -149,6 +149,7 @@ class Run:
             self.placement,
             self.dataset.test,
             self.config.eval_batch,
+            self.config.eval_examples,
             pooled if jax.tree.leaves(self.model.statistics) else (),
         )
 

@@ -24,7 +24,7 @@ from jaxdec.config import (
     validate,
 )
 from jaxdec.data import stdlib
-from jaxdec.evaluate import Evaluation, token_scores
+from jaxdec.evaluate import Evaluation, chunks, token_scores
 from jaxdec.metrics import StepClock
 from jaxdec.placement import Placement
 from jaxdec.train import TrainingDivergedError, build, make_node_step, train_and_evaluate
@@ -329,6 +329,9 @@ def test_the_mean_model_is_evaluated_and_each_node_is():
     np.testing.assert_allclose(found["eval/loss"], expected[0], rtol=1e-5)
     np.testing.assert_allclose(found["eval/loss_nodes"], expected[1:], rtol=1e-5)
     assert found["consensus_distance"] == 2
+    some = list(chunks(test, size=2, count=2))
+    np.testing.assert_array_equal(some[0]["inputs"], inputs[[0, 1]])
+    assert len(some) == 1
 
 
 def test_label_smoothing_is_of_the_training_loss():
