@@ -42,6 +42,8 @@ def get_config() -> ConfigDict:
     config.algorithm.learning_rate = 1e-3  # highest of the schedule
     # The rest is passed to the algorithms that take it; None: their own default.
     config.algorithm.weight_decay = placeholder(float)
+    # The Adams and allreduce: which parameters decay: "all", or "matrices" (two axes or more).
+    config.algorithm.decay = placeholder(str)
     config.algorithm.clip_norm = placeholder(float)  # global norm of a node's gradient
     config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd and the Adams
     config.algorithm.momentum = placeholder(float)  # β
