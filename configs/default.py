@@ -73,6 +73,8 @@ def get_config() -> ConfigDict:
 
     # The rest is passed to the sets that take it; None: their own default.
     config.data.context = placeholder(int)  # texts: tokens an example
+    config.data.folder = placeholder(str)  # tokens: of train.bin and test.bin, below data_dir
+    config.data.vocabulary = placeholder(int)  # tokens: number of token ids
     config.data.augment = placeholder(bool)  # images: crops and flips in training
 
     config.label_smoothing = 0.0  # of the training loss, in [0, 1)

@@ -116,24 +116,27 @@ def make_algorithm(config: ConfigDict, gossip: Gossip) -> optax.GradientTransfor
 _load = functools.lru_cache(maxsize=2)(data.load)
 
 
-def make_dataset(config: ConfigDict) -> data.Dataset:
-    """The data set of a run."""
+def make_dataset(config: ConfigDict, *, abstract: bool = False) -> data.Dataset:
+    """The data set of a run; abstract: its shapes and sizes, see `data.outline`."""
     fields = config.data.to_dict()
     name, folder = fields.pop("name"), fields.pop("data_dir")
     del fields["partition"], fields["alpha"]
     given = {field: value for field, value in fields.items() if value is not None}
     with _as_config_error():
-        return _load(name, folder, **given)
+        return data.outline(name, **given) if abstract else _load(name, folder, **given)
 
 
-def make_model(config: ConfigDict, dataset: data.Dataset) -> nnx.Module:
-    """The freshly initialized model of a run."""
+def make_model(config: ConfigDict, dataset: data.Dataset, *, abstract: bool = False) -> nnx.Module:
+    """The freshly initialized model of a run; abstract: shapes in place of its arrays."""
     fields = config.model.to_dict()
     name = fields.pop("name")
+
+    def initialized() -> nnx.Module:
+        rngs = nnx.Rngs(config.seed)
+        return models.by_name(name, dataset.input_shape, dataset.classes, rngs=rngs, **fields)
+
     with _as_config_error():
-        return models.by_name(
-            name, dataset.input_shape, dataset.classes, rngs=nnx.Rngs(config.seed), **fields
-        )
+        return nnx.eval_shape(initialized) if abstract else initialized()
 
 
 def make_partition(config: ConfigDict, dataset: data.Dataset) -> Any:
@@ -163,8 +166,12 @@ def phases(config: ConfigDict, topology: Topology) -> tuple[int, ...]:
 
 
 @_complete()
-def validate(config: ConfigDict) -> None:
+def validate(config: ConfigDict, *, abstract: bool = False) -> None:
     """Check every rule before anything is compiled or written.
+
+    Args:
+      config: a complete config.
+      abstract: leave out that its data set is there and whole.
 
     Raises:
       ConfigError: the first rule that does not hold.
@@ -241,7 +248,7 @@ def validate(config: ConfigDict) -> None:
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
-    make_partition(config, make_dataset(config))
+    make_partition(config, make_dataset(config, abstract=abstract))
     executables = len(set(phases(config, topology)))
     if executables > config.max_executables:
         raise ConfigError(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdec import registry
-from jaxdec.data import cifar10, digits, fashion_mnist, imagenet, stdlib
+from jaxdec.data import cifar10, digits, fashion_mnist, imagenet, stdlib, token_files
 from jaxdec.data.dataset import (
     ArrayExamples,
     Batch,
@@ -17,6 +17,7 @@ from jaxdec.data.dataset import (
     NodeBatches,
     prefetched,
 )
+from jaxdec.data.outlines import OUTLINES
 from jaxdec.data.partition import split
 from jaxdec.data.prepared import DataError, root
 
@@ -26,6 +27,7 @@ NAMES: dict[str, Callable[..., Dataset]] = {
     "fashion_mnist": fashion_mnist.load,
     "imagenet2012": imagenet.load,
     "stdlib": stdlib.load,
+    "tokens": token_files.load,
 }
 
 
@@ -35,7 +37,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **fields: An
     Args:
       name: a key of `NAMES`.
       data_dir: where it was prepared; by default $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-      **fields: the set's own: `context` of texts, `augment` of images.
+      **fields: the set's own: `context` of texts, `augment` of images, `folder` and `vocabulary`
+        of tokens.
 
     Raises:
       ValueError: an unknown name, or a field that the name does not take.
@@ -47,6 +50,24 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **fields: An
     return registry.lookup("data", NAMES, name, fields, given=1)(root(data_dir), **fields)
 
 
+def outline(name: str, **fields: Any) -> Dataset:
+    """The shapes and sizes of a set, its examples zeros; nothing is read, whether prepared or not.
+
+    Args:
+      name: a key of `NAMES`.
+      **fields: as of `load`.
+
+    Raises:
+      ValueError: an unknown name, or a field that the name does not take.
+
+    >>> outline("imagenet2012").input_shape
+    (224, 224, 3)
+    """
+    registry.lookup("data", NAMES, name, fields, given=1)
+    shapes = {field: fields[field] for field in ("context", "vocabulary") if field in fields}
+    return OUTLINES[name].dataset(**shapes)
+
+
 __all__ = [
     "NAMES",
     "ArrayExamples",
@@ -56,6 +77,7 @@ __all__ = [
     "Examples",
     "NodeBatches",
     "load",
+    "outline",
     "prefetched",
     "split",
 ]
