@@ -38,8 +38,8 @@ def get_config(model: str = "resnet20") -> ConfigDict:
     config.data.name = "cifar10"
     config.model.name = model
 
-    config.eval_every = config.get_ref("steps") // EPOCHS  # an epoch
-    config.checkpoint_every = config.get_ref("steps") // 16
+    config.eval_every = config.get_ref("steps") * 10 // EPOCHS  # ten epochs
+    config.checkpoint_every = config.get_ref("eval_every")
     return config
 
 

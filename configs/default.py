@@ -100,6 +100,7 @@ def get_config() -> ConfigDict:
     config.log_every = 10  # steps between lines of training metrics
     config.eval_every = 100  # steps between evaluations of the mean model
     config.eval_batch = 1000  # test examples at a time
+    config.eval_examples = placeholder(int)  # of the test split, evenly spaced; None: all
     # Batch statistics of the mean model: 0: the mean of all nodes'; otherwise its own, gathered on
     # so many training batches, pooled over nodes.
     config.recalibrate_batches = 0

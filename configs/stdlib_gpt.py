@@ -15,7 +15,7 @@ from configs import default
 def get_config() -> ConfigDict:
     config = default.get_config()
     config.batch_size = 16
-    config.steps = 400
+    config.steps = 200
     config.schedule.name = "cosine"
     config.schedule.warmup_steps = config.get_ref("steps") // 10
     config.schedule.end = 0.1
@@ -34,7 +34,8 @@ def get_config() -> ConfigDict:
     config.model.width = 128
 
     config.eval_every = config.get_ref("steps")
-    config.eval_batch = 50
+    config.eval_batch = 40
+    config.eval_examples = 160
     return config
 
 

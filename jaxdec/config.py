@@ -192,6 +192,10 @@ def validate(config: ConfigDict, *, abstract: bool = False) -> None:
     for field in ("seed", "recalibrate_batches", "profile_steps"):
         if config[field] < 0:
             raise ConfigError(f"config.{field}={config[field]} must be 0 or more")
+    if config.eval_examples is not None and config.eval_examples < 1:
+        raise ConfigError(
+            f"config.eval_examples={config.eval_examples} must be at least 1, or None for all"
+        )
     topology = make_topology(config)
     parts = config.nodes * config.accumulate
     if config.batch_size % parts:

@@ -168,10 +168,11 @@ class Run:
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every[step])
             for step in range(self.config.recalibrate_batches)
         )
+        test, most = self.dataset.test, self.config.eval_examples
         return Evaluation(
             self.model.apply,
             self.placement,
-            self.dataset.test,
+            test if most is None else data.EvenlySpaced(test, most),
             self.config.eval_batch,
             pooled if jax.tree.leaves(self.model.statistics) else (),
         )
