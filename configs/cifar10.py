@@ -1,6 +1,6 @@
 """ResNet-20 and VGG-16 on CIFAR-10 with DecentLaM on 8 nodes.
 
-Claim: none of a paper's; small models on which methods are compared in an hour, not a day.
+Claim: none of a paper's; small models to compare methods on.
 Run: python -m jaxdec --config=configs/cifar10.py:resnet20 --workdir=DIR
      with resnet20 or vgg16; data: python -m jaxdec.data prepare cifar10
 Expect: not run here.

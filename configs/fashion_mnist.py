@@ -3,7 +3,7 @@
 Claim: none of a paper's; the smallest run on real photographs.
 Run: python -m jaxdec --config=configs/fashion_mnist.py --workdir=DIR
      data: python -m jaxdec.data prepare fashion_mnist
-Expect: measured, mean model: test accuracy 0.899, loss 0.284 (seed 0 alone, jax 0.10.2); two CPU
+Expect: measured, mean model: test accuracy 0.899, loss 0.284 (seed 0 alone, jax 0.10.2); three CPU
     minutes, five and a half minutes on 2 cores shared with other work.
 Hardware: any; 2 CPU cores simulate the nodes.
 """

