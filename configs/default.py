@@ -43,6 +43,8 @@ def get_config() -> ConfigDict:
     config.algorithm.learning_rate = 1e-3  # highest of the schedule
     # The rest is passed to the algorithms that take it; None: their own default.
     config.algorithm.weight_decay = placeholder(float)
+    # The Adams and allreduce: which parameters decay: "all", or "matrices" (two axes or more).
+    config.algorithm.decay = placeholder(str)
     config.algorithm.clip_norm = placeholder(float)  # global norm of a node's gradient
     config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd and the Adams
     config.algorithm.momentum = placeholder(float)  # β
@@ -72,6 +74,8 @@ def get_config() -> ConfigDict:
 
     # The rest is passed to the sets that take it; None: their own default.
     config.data.context = placeholder(int)  # texts: tokens an example
+    config.data.folder = placeholder(str)  # tokens: of train.bin and test.bin, below data_dir
+    config.data.vocabulary = placeholder(int)  # tokens: number of token ids
     config.data.augment = placeholder(bool)  # images: crops and flips in training
 
     config.label_smoothing = 0.0  # of the training loss, in [0, 1)

@@ -124,24 +124,27 @@ def make_algorithm(
 _load = functools.lru_cache(maxsize=2)(data.load)
 
 
-def make_dataset(config: ConfigDict) -> data.Dataset:
-    """The data set of a run."""
+def make_dataset(config: ConfigDict, *, abstract: bool = False) -> data.Dataset:
+    """The data set of a run; abstract: its shapes and sizes, see `data.outline`."""
     fields = config.data.to_dict()
     name, folder = fields.pop("name"), fields.pop("data_dir")
     del fields["partition"], fields["alpha"]
     given = {field: value for field, value in fields.items() if value is not None}
     with _as_config_error():
-        return _load(name, folder, **given)
+        return data.outline(name, **given) if abstract else _load(name, folder, **given)
 
 
-def make_model(config: ConfigDict, dataset: data.Dataset) -> nnx.Module:
-    """The freshly initialized model of a run."""
+def make_model(config: ConfigDict, dataset: data.Dataset, *, abstract: bool = False) -> nnx.Module:
+    """The freshly initialized model of a run; abstract: shapes in place of its arrays."""
     fields = config.model.to_dict()
     name = fields.pop("name")
+
+    def initialized() -> nnx.Module:
+        rngs = nnx.Rngs(config.seed)
+        return models.by_name(name, dataset.input_shape, dataset.classes, rngs=rngs, **fields)
+
     with _as_config_error():
-        return models.by_name(
-            name, dataset.input_shape, dataset.classes, rngs=nnx.Rngs(config.seed), **fields
-        )
+        return nnx.eval_shape(initialized) if abstract else initialized()
 
 
 def make_partition(config: ConfigDict, dataset: data.Dataset) -> Any:
@@ -180,8 +183,12 @@ def phases(config: ConfigDict, topology: Topology) -> tuple[int, ...]:
 
 
 @_complete()
-def validate(config: ConfigDict) -> None:
+def validate(config: ConfigDict, *, abstract: bool = False) -> None:
     """Check every rule before anything is compiled or written.
+
+    Args:
+      config: a complete config.
+      abstract: leave out that its data set is there and whole.
 
     Raises:
       ConfigError: the first rule that does not hold.
@@ -202,6 +209,10 @@ def validate(config: ConfigDict) -> None:
     for field in ("seed", "recalibrate_batches", "profile_steps"):
         if config[field] < 0:
             raise ConfigError(f"config.{field}={config[field]} must be 0 or more")
+    if config.eval_examples is not None and config.eval_examples < 1:
+        raise ConfigError(
+            f"config.eval_examples={config.eval_examples} must be at least 1, or None for all"
+        )
     topology = make_topology(config)
     parts = config.nodes * config.accumulate
     if config.batch_size % parts:
@@ -255,14 +266,10 @@ def validate(config: ConfigDict) -> None:
             f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
             f"JAX_NUM_CPU_DEVICES={config.nodes}"
         )
-    if config.eval_examples is not None and config.eval_examples < 1:
-        raise ConfigError(
-            f"config.eval_examples={config.eval_examples} must be at least 1, or None"
-        )
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
-    dataset = make_dataset(config)
+    dataset = make_dataset(config, abstract=abstract)
     shapes = make_batches(config, dataset, make_partition(config, dataset)).distinct_shapes
     rounds = len(set(phases(config, topology)))
     if rounds * shapes > config.max_executables:

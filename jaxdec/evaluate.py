@@ -40,25 +40,18 @@ def token_scores(
     return jnp.sum(jnp.where(counted, loss, 0.0)), jnp.sum(correct)
 
 
-def chunks(examples: Examples, size: int, count: int | None = None) -> Iterator[Batch]:
+def chunks(examples: Examples, size: int) -> Iterator[Batch]:
     """A split in order, in batches of one size; the last is filled up with labels of −1.
-
-    Args:
-      examples: the split.
-      size: of a batch.
-      count: examples, evenly spaced over the split; None: all of it.
 
     >>> from jaxdec.data import load
     >>> [batch["labels"].shape for batch in chunks(load("digits").test, 200)]
     [(200,), (200,)]
     """
-    count = len(examples) if count is None else min(count, len(examples))
-    chosen = np.arange(count) * len(examples) // count
-    for first in range(0, count, size):
+    for first in range(0, len(examples), size):
         positions = np.arange(first, first + size)
-        batch = examples.take(chosen[np.minimum(positions, count - 1)])
+        batch = examples.take(np.minimum(positions, len(examples) - 1))
         batch["labels"] = np.array(batch["labels"])
-        batch["labels"][positions >= count] = -1
+        batch["labels"][positions >= len(examples)] = -1
         yield batch
 
 
@@ -73,7 +66,6 @@ class Evaluation:
       placement: of the nodes.
       examples: the split to evaluate on.
       batch_size: examples at a time.
-      count: examples in all, evenly spaced over the split; None: all of it.
       recalibration: training batches, without a node axis; none: the mean of the statistics.
     """
 
@@ -83,13 +75,11 @@ class Evaluation:
         placement: Placement,
         examples: Examples,
         batch_size: int,
-        count: int | None = None,
         recalibration: Iterable[Batch] = (),
     ):
         self._placement = placement
         self._examples = examples
-        self._count = count
-        self._batch_size = min(batch_size, count or len(examples))
+        self._batch_size = min(batch_size, len(examples))
         self._recalibration = list(recalibration)
 
         def scores(params: Any, statistics: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -122,7 +112,7 @@ class Evaluation:
         """
         mean = self.mean_model(params, statistics)
         count, of_mean, of_nodes = 0, [], []
-        for batch in chunks(self._examples, self._batch_size, self._count):
+        for batch in chunks(self._examples, self._batch_size):
             count += int((batch["labels"] >= 0).sum())
             batch = self._placement.replicate(batch)
             of_mean.append(self._scores(*mean, batch))

@@ -25,7 +25,7 @@ def simulate(
     out_axes: Any = 0,
     *,
     donate_argnums: int | Sequence[int] = 0,
-) -> Callable[..., Any]:
+) -> jax.stages.Wrapped:
     """Lift a per-node function to n nodes on one device, compiled.
 
     All replicas lie on the axis "node": a hierarchical topology is gossiped flat here, by the same
@@ -59,7 +59,7 @@ def on_mesh(
     out_axes: Any = 0,
     *,
     donate_argnums: int | Sequence[int] = 0,
-) -> Callable[..., Any]:
+) -> jax.stages.Wrapped:
     """Lift a per-node function to one node a device (or group of devices), compiled.
 
     Manual over the axes "node" and "local" of the mesh; its other axes stay automatic, so that a

@@ -21,8 +21,8 @@ class Placement:
     """The lift of a run, and how arrays come to where it wants them and back.
 
     >>> placement = Placement(4)
-    >>> placement.fetch(placement.lift(lambda x: 2 * x)(placement.put(np.arange(4))))
-    array([0, 2, 4, 6])
+    >>> placement.fetch(placement.lift(lambda x: 2 * x)(placement.put(np.arange(4)))).tolist()
+    [0, 2, 4, 6]
 
     Attributes:
       n: number of nodes.
@@ -32,7 +32,7 @@ class Placement:
     n: int
     mesh: Mesh | None = None
 
-    def lift(self, f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    def lift(self, f: Callable[..., Any], **kwargs: Any) -> jax.stages.Wrapped:
         """`nodes.simulate` or `nodes.on_mesh` of a per-node function."""
         if self.mesh is None:
             return nodes.simulate(f, **kwargs)
@@ -42,6 +42,14 @@ class Placement:
     def replicated(self) -> NamedSharding | None:
         """The sharding of what all nodes share; None: it is on the one device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def stacked(self) -> NamedSharding | None:
+        """The sharding of arrays [n, ...] over nodes; None: they are on the one device."""
+        if self.mesh is None:
+            return None
+        local = self.n // self.mesh.shape["node"]
+        return NamedSharding(self.mesh, PartitionSpec(("node", "local") if local > 1 else "node"))
 
     @functools.cached_property
     def own(self) -> tuple[int, ...]:
@@ -64,6 +72,17 @@ class Placement:
         """One node's arrays [...], to all: [n, ...]."""
         return self.put(
             jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (self.n, *x.shape)), tree)
+        )
+
+    def abstract(self, tree: PyTree) -> PyTree:
+        """What `spread` would give of one node's arrays [...], as ShapeDtypeStructs [n, ...]."""
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.n, *x.shape), x.dtype), tree)
+        return self.abstract_stacked(stacked)
+
+    def abstract_stacked(self, tree: PyTree) -> PyTree:
+        """What `put` would give of arrays [n, ...], as ShapeDtypeStructs."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.stacked), tree
         )
 
     def replicate(self, tree: PyTree) -> PyTree:
@@ -103,16 +122,13 @@ class Placement:
         return gathered[np.argsort(order)]
 
     def _put(self, rows: np.ndarray, of_nodes: tuple[int, ...]) -> jax.Array:
-        if self.mesh is None:
+        sharding = self.stacked
+        if sharding is None:
             return jnp.asarray(rows)
         at = {node: row for row, node in enumerate(of_nodes)}
-        local = self.n // self.mesh.shape["node"]
-        axes = ("node", "local") if local > 1 else "node"
 
         def part(index: Any) -> np.ndarray:
             first, last, _ = index[0].indices(self.n)
             return rows[at[first] : at[first] + last - first]
 
-        return jax.make_array_from_callback(
-            (self.n, *rows.shape[1:]), NamedSharding(self.mesh, PartitionSpec(axes)), part
-        )
+        return jax.make_array_from_callback((self.n, *rows.shape[1:]), sharding, part)

@@ -122,7 +122,7 @@ class Run:
         step = self.placement.replicate(np.zeros([], np.int32))
         return TrainState(step, params, statistics, opt_state)
 
-    def train_step(self) -> Callable[..., tuple[TrainState, Metrics]]:
+    def train_step(self) -> jax.stages.Wrapped:
         """The lifted step: (state, batch, phase=) → (state, metrics)."""
         step = make_node_step(
             self.model.apply,
@@ -132,6 +132,30 @@ class Run:
             seed=self.config.seed,
         )
         return self.placement.lift(step, in_axes=(AXES, 0), out_axes=(AXES, 0))
+
+    def abstract_state(self) -> TrainState:
+        """The shapes, dtypes and placement of `initial_state`; nothing is allocated."""
+        params, statistics = self.placement.abstract((self.model.params, self.model.statistics))
+        init = self.placement.lift(self.tx.init, donate_argnums=())
+        opt_state = self.placement.abstract_stacked(jax.eval_shape(init, params))
+        step: Any = jax.ShapeDtypeStruct((), np.int32, sharding=self.placement.replicated)
+        return TrainState(step, params, statistics, opt_state)
+
+    def abstract_batch(self) -> data.Batch:
+        """The shapes, dtypes and placement of a step's batch; one example is looked at."""
+        example = self.dataset.train.take(np.zeros(1, int))
+        size = self.config.batch_size // self.config.nodes
+        return self.placement.abstract(
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), example)
+        )
+
+    def lower(self, phase: int) -> jax.stages.Lowered:
+        """The training step of a phase for the placement's devices, traced and not compiled.
+
+        For other devices, which need not be here:
+        `dataclasses.replace(run, placement=Placement(nodes, mesh)).lower(phase)`.
+        """
+        return self.train_step().lower(self.abstract_state(), self.abstract_batch(), phase=phase)
 
     def batches(self, start: int = 0) -> Iterator[data.Batch]:
         """The batches of this process's nodes, from step `start` on."""
@@ -144,12 +168,12 @@ class Run:
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every[step])
             for step in range(self.config.recalibrate_batches)
         )
+        test, most = self.dataset.test, self.config.eval_examples
         return Evaluation(
             self.model.apply,
             self.placement,
-            self.dataset.test,
+            test if most is None else data.EvenlySpaced(test, most),
             self.config.eval_batch,
-            self.config.eval_examples,
             pooled if jax.tree.leaves(self.model.statistics) else (),
         )
 
@@ -170,14 +194,19 @@ class Run:
         return configs.make_batches(self.config, self.dataset, self.parts, of_nodes)
 
 
-def build(config: ConfigDict) -> Run:
+def build(config: ConfigDict, *, abstract: bool = False) -> Run:
     """Validate a config and build what it stands for.
+
+    Args:
+      config: a complete config.
+      abstract: neither read the data set nor allocate the model: shapes and sizes stand for them,
+        and all the run can do is `lower`.
 
     Raises:
       ConfigError: it cannot run.
     """
-    configs.validate(config)
-    dataset = configs.make_dataset(config)
+    configs.validate(config, abstract=abstract)
+    dataset = configs.make_dataset(config, abstract=abstract)
     topology = configs.make_topology(config)
     gossip = configs.make_gossip(config, topology)
     is_mesh = configs.lift_of(config) == "mesh"
@@ -189,7 +218,7 @@ def build(config: ConfigDict) -> Run:
         gossip=gossip,
         tx=configs.make_algorithm(config, gossip),
         phases=configs.phases(config, topology),
-        model=models.functional(configs.make_model(config, dataset)),
+        model=models.functional(configs.make_model(config, dataset, abstract=abstract)),
         placement=Placement(config.nodes, nodes.make_mesh(node=config.nodes) if is_mesh else None),
     )
 

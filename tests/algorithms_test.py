@@ -109,6 +109,51 @@ def test_lifts_agree_in_float32(key):
     np.testing.assert_allclose(simulated, expected, rtol=0, atol=1e-4 * scale)
 
 
+DECAYS = [key for key in lifts.ALGORITHMS if key.startswith("allreduce") or "adamw" in key]
+
+
+@pytest.mark.parametrize("lift", lifts.LIFTS)
+@pytest.mark.parametrize("key", DECAYS)
+def test_matrices_alone_decay_when_asked(key, lift):
+    """A kernel and a bias beside it are the oracle's with and without weight decay."""
+    name, fields = lifts.ALGORITHMS[key]
+    fields = {field: value for field, value in fields.items() if field != "clip_norm"}
+    topology, matrices = _topology("one_peer_exponential")
+    rng = np.random.default_rng(2)
+    shapes = {"kernel": (2, 3), "bias": (3,)}
+    x0 = {leaf: rng.standard_normal((N, *shape)) for leaf, shape in shapes.items()}
+    if name == "allreduce":
+        x0 = {leaf: np.broadcast_to(x[:1], x.shape) for leaf, x in x0.items()}
+    grads = {leaf: rng.standard_normal((6, N, *shape)) for leaf, shape in shapes.items()}
+    tx = jaxdec.algorithms.by_name(
+        name, jaxdec.Gossip(topology), 0.1, weight_decay=0.5, decay="matrices", **fields
+    )
+
+    def step(x, state, g, *, phase):
+        updates, state = tx.update(g, state, x, phase=phase)
+        return optax.apply_updates(x, updates), state
+
+    with jax.enable_x64(True):
+        x = lifts.placed(x0, lift, N)
+        state, step = lifts.lift(tx.init, lift, N)(x), lifts.lift(step, lift, N)
+        for t in range(6):
+            g = lifts.placed({leaf: grads[leaf][t] for leaf in shapes}, lift, N)
+            x, state = step(x, state, g, phase=topology.phase(t))
+    for leaf, weight_decay in (("kernel", 0.5), ("bias", 0.0)):
+        expected = reference.trajectory(
+            name,
+            lambda t: matrices[t % len(matrices)],
+            x0[leaf].reshape(N, -1),
+            lambda X, t, leaf=leaf: grads[leaf][t].reshape(N, -1),
+            lambda t: 0.1,
+            6,
+            weight_decay=weight_decay,
+            **fields,
+        )
+        ours = np.asarray(x[leaf]).reshape(N, -1)
+        np.testing.assert_allclose(ours, expected[-1], rtol=0, atol=1e-12)
+
+
 GOSSIPING = [key for key in lifts.ALGORITHMS if not key.startswith("allreduce")]
 
 
@@ -352,6 +397,8 @@ def test_extra_arguments_reach_the_inner_optimizer():
         ("slowmo", {}, "mean_every=12"),
         ("accumulated_adamw", {"window": 0}, "window=0 must be at least 1"),
         ("allreduce", {"optimizer": "sgd"}, "optimizer='sgd' is unknown"),
+        ("allreduce", {"decay": "kernels"}, "decay='kernels' is unknown"),
+        ("accumulated_adamw", {"decay": "matrix"}, 'write "all" or "matrices"'),
         ("allreduce", {"optimizer": "adamw", "momentum": 0.9}, "does not take momentum"),
     ],
 )

@@ -19,9 +19,9 @@ from PIL import Image
 
 from jaxdec import data
 from jaxdec.data import __main__ as command
-from jaxdec.data import fashion_mnist, imagenet, stdlib, tokens
+from jaxdec.data import fashion_mnist, imagenet, stdlib, token_files, tokens
 
-PREPARED = sorted(set(data.NAMES) - {"digits"})
+PREPARED = sorted(set(data.NAMES) - {"digits", "tokens"})
 
 
 @pytest.fixture(autouse=True)
@@ -460,6 +460,7 @@ def test_the_command_prepares_once_and_lists(sources, tmp_path, capsys):
         (["prepare"], "write prepare NAME"),
         (["prepare", "stdlb"], "did you mean stdlib"),
         (["prepare", "digits"], "nothing to prepare"),
+        (["prepare", "tokens"], "data.folder of train.bin and test.bin"),
         (["prepare", "stdlib", "--source=nowhere"], "there is no --source=nowhere"),
         (["prepare", "imagenet2012"], "ILSVRC2012_img_train.tar"),
         (["prepare", "cifar10", "--source=."], "leave --source out"),
@@ -471,6 +472,97 @@ def test_bad_commands_are_one_line_and_exit_code_2(arguments, message, tmp_path,
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def _write_tokens(folder, train=1000, test=100):
+    """Two files of token ids below 500."""
+    folder.mkdir(parents=True)
+    written = {}
+    for split, count in (("train", train), ("test", test)):
+        written[split] = np.random.default_rng(count).integers(0, 500, count).astype("<u2")
+        written[split].tofile(folder / f"{split}.bin")
+    return written
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_token_files_are_read_as_windows_where_they_lie(absolute, tmp_path):
+    written = _write_tokens(tmp_path / "owt")
+    folder = str(tmp_path / "owt") if absolute else "owt"
+    found = data.load("tokens", tmp_path, folder=folder, vocabulary=500, context=9)
+    assert (found.input_shape, found.classes) == ((9,), 500)
+    assert (len(found.train), len(found.test)) == (111, 11)
+    assert not found.train.groups.any()
+    batch = found.train.take(np.array([0, 110]))
+    np.testing.assert_array_equal(batch["inputs"][1], written["train"][990:999])
+    np.testing.assert_array_equal(batch["labels"][1], written["train"][991:1000])
+    assert batch["inputs"].dtype == batch["labels"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fields", "message"),
+    [
+        (lambda path: path.unlink(), {}, r"test.bin does not exist; it needs data.folder of"),
+        (lambda path: path.write_bytes(b"abc"), {}, "has 3 bytes, an odd number"),
+        (lambda path: path.write_bytes(b""), {}, r"has 0 tokens; .*data.context \+ 1 = 10"),
+        (lambda path: None, {"context": 100}, "has 100 tokens; .* = 101"),
+        (
+            lambda path: np.full(99, 700, "<u2").tofile(path),
+            {},
+            "has the token id 700, and data.vocabulary=500; write at least 701",
+        ),
+        (lambda path: None, {"vocabulary": 70_000}, r"data.vocabulary=70000 must be in \[1, 655"),
+        (lambda path: None, {"context": 0}, "data.context=0 must be at least 1"),
+    ],
+)
+def test_token_files_that_cannot_be_used_are_one_error(spoil, fields, message, tmp_path):
+    _write_tokens(tmp_path / "owt")
+    spoil(tmp_path / "owt" / "test.bin")
+    fields = {"folder": "owt", "vocabulary": 500, "context": 9, **fields}
+    with pytest.raises(data.DataError, match=message):
+        data.load("tokens", tmp_path, **fields)
+
+
+def test_an_id_out_of_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "_CHUNK", 64)
+    _write_tokens(tmp_path / "owt")
+    ids = np.fromfile(tmp_path / "owt" / "train.bin", "<u2")
+    ids[700] = 500
+    ids.tofile(tmp_path / "owt" / "train.bin")
+    with pytest.raises(data.DataError, match=r"train.bin has the token id 500"):
+        data.load("tokens", tmp_path, folder="owt", vocabulary=500, context=9)
+
+
+def test_outlines_have_the_shapes_of_the_sets(cifar, photographs, idx, sources, tmp_path):
+    fashion_mnist.prepare(tmp_path, idx[0])
+    stdlib.prepare(tmp_path, sources)
+    imagenet.prepare(photographs, None)
+    _write_tokens(tmp_path / "owt")
+    of_tokens = {"folder": "owt", "vocabulary": 500, "context": 9}
+    fields = {"stdlib": {"context": 32}, "tokens": of_tokens}
+    folders = {"cifar10": cifar[0], "imagenet2012": photographs}
+    for name in data.NAMES:
+        given = fields.get(name, {})
+        found, outline = (
+            data.load(name, folders.get(name, tmp_path), **given),
+            data.outline(name, **given),
+        )
+        assert outline.input_shape == found.input_shape
+        assert outline.classes == found.classes
+        for split in ("train", "test"):
+            theirs, ours = (getattr(x, split).take(np.zeros(2, int)) for x in (found, outline))
+            assert jax.tree.map(lambda x: (x.shape, x.dtype), ours) == jax.tree.map(
+                lambda x: (x.shape, x.dtype), theirs
+            )
+    digits, outline = data.load("digits"), data.outline("digits")
+    assert (len(outline.train), len(outline.test)) == (len(digits.train), len(digits.test))
+    assert data.outline("stdlib").input_shape == (256,)  # the default of load
+
+
+def test_outlines_take_the_fields_of_the_set():
+    with pytest.raises(ValueError, match=r"data.context is set, but data 'cifar10' does not"):
+        data.outline("cifar10", context=8)
+    with pytest.raises(ValueError, match=r"data.folder is not set"):
+        data.outline("tokens", vocabulary=8)
 
 
 def test_fields_are_those_of_the_set(tmp_path):

@@ -24,7 +24,7 @@ from jaxdec.config import (
     validate,
 )
 from jaxdec.data import stdlib
-from jaxdec.evaluate import Evaluation, chunks, token_scores
+from jaxdec.evaluate import Evaluation, token_scores
 from jaxdec.metrics import StepClock
 from jaxdec.placement import Placement
 from jaxdec.train import TrainingDivergedError, build, make_node_step, train_and_evaluate
@@ -228,6 +228,7 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"batch_size": 100}, "config.batch_size=100 .* such as 96"),
         ({"nodes": 16, "lift": "mesh"}, "8 are here; write config.lift='simulate'"),
         ({"lift": "messh"}, "did you mean mesh"),
+        ({"eval_examples": 0}, "config.eval_examples=0 must be at least 1, or None for all"),
         ({"data.name": "digit"}, "did you mean digits"),
         ({"topology.name": "random_matching", "topology.seed": -1}, "seed=-1 must be at least 0"),
         ({"topology.mean_every": 10**7}, "mean_every=10000000 is never reached in config.steps=24"),
@@ -329,9 +330,17 @@ def test_the_mean_model_is_evaluated_and_each_node_is():
     np.testing.assert_allclose(found["eval/loss"], expected[0], rtol=1e-5)
     np.testing.assert_allclose(found["eval/loss_nodes"], expected[1:], rtol=1e-5)
     assert found["consensus_distance"] == 2
-    some = list(chunks(test, size=2, count=2))
-    np.testing.assert_array_equal(some[0]["inputs"], inputs[[0, 1]])
-    assert len(some) == 1
+
+
+def test_the_mean_model_may_be_evaluated_on_a_part_of_the_test_split():
+    run = build(_config(lift="simulate", eval_examples=90, eval_batch=40))
+    state = run.initial_state()
+    found = run.evaluation()(state.params, state.statistics)
+    batch = run.dataset.test.take(np.arange(0, 360, 4))
+    logits, _ = run.model.apply(run.model.params, run.model.statistics, batch["inputs"])
+    assert found["eval/accuracy"] == pytest.approx(np.mean(logits.argmax(-1) == batch["labels"]))
+    whole = build(_config(lift="simulate", eval_examples=5000)).evaluation()
+    assert len(whole._examples) == 360
 
 
 def test_label_smoothing_is_of_the_training_loss():

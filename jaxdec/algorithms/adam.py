@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdec.algorithms import blocks
+from jaxdec.algorithms.blocks import Decay
 from jaxdec.algorithms.decentralize import Order, decentralize
 from jaxdec.gossip import Gossip
 
@@ -102,6 +103,7 @@ def decentralized_adamw(
     eps: float = 1e-8,
     order: Order = "awc",
     weight_decay: float = 0.0,
+    decay: Decay = "all",
     clip_norm: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Decentralized AdamW ("awc"): X⁺ = (1 − γ λ) W X − γ m̂ / (√v̂ + ε).
@@ -117,6 +119,7 @@ def decentralized_adamw(
       eps: ε, outside the root.
       order: "awc", or "atc": X⁺ = W ((1 − γ λ) X − γ m̂ / (√v̂ + ε)).
       weight_decay: λ, decoupled.
+      decay: which parameters: "all", or "matrices", leaves of two axes or more.
       clip_norm: largest global norm of a node's gradient; None: no clipping.
 
     Source: arXiv 2410.11998.
@@ -124,7 +127,7 @@ def decentralized_adamw(
     blocks.check_momentum(b1=b1, b2=b2)
     blocks.check_not_negative(eps=eps)
     direction = optax.scale_by_adam(b1, b2, eps)
-    return _adamw(direction, gossip, learning_rate, order, weight_decay, clip_norm)
+    return _adamw(direction, gossip, learning_rate, order, weight_decay, decay, clip_norm)
 
 
 def accumulated_adamw(
@@ -136,6 +139,7 @@ def accumulated_adamw(
     eps: float = 1e-8,
     order: Order = "awc",
     weight_decay: float = 0.0,
+    decay: Decay = "all",
     clip_norm: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Decentralized AdamW with accumulated moments: see `scale_by_accumulated_adam`.
@@ -151,12 +155,13 @@ def accumulated_adamw(
       eps: ε, outside the root.
       order: "awc" or "atc".
       weight_decay: λ, decoupled; in "awc" it acts on the mixed parameters.
+      decay: which parameters: "all", or "matrices", leaves of two axes or more.
       clip_norm: largest global norm of a node's gradient; None: no clipping.
 
     Source: arXiv 2410.11998.
     """
     direction = scale_by_accumulated_adam(window, b1, b2, eps)
-    return _adamw(direction, gossip, learning_rate, order, weight_decay, clip_norm)
+    return _adamw(direction, gossip, learning_rate, order, weight_decay, decay, clip_norm)
 
 
 def _adamw(
@@ -165,12 +170,13 @@ def _adamw(
     learning_rate: optax.ScalarOrSchedule,
     order: Order,
     weight_decay: float,
+    decay: Decay,
     clip_norm: float | None,
 ) -> optax.GradientTransformationExtraArgs:
     blocks.check_not_negative(weight_decay=weight_decay)
     inner = optax.chain(
         direction,
-        optax.add_decayed_weights(weight_decay),
+        optax.add_decayed_weights(weight_decay, blocks.decay_mask(decay)),
         optax.scale_by_learning_rate(learning_rate),
     )
     return blocks.prepared(decentralize(inner, gossip, order), 0.0, clip_norm)

@@ -7,6 +7,7 @@ import optax
 from jax import lax
 
 from jaxdec.algorithms import blocks
+from jaxdec.algorithms.blocks import Decay
 from jaxdec.gossip import Gossip
 
 
@@ -35,6 +36,7 @@ def allreduce(
     b2: float | None = None,
     eps: float | None = None,
     weight_decay: float = 0.0,
+    decay: Decay = "all",
     clip_norm: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Synchronous data parallelism: one model, its gradient the mean over all nodes.
@@ -49,6 +51,7 @@ def allreduce(
       eps: of "lamb" (None: 1e-6) and "adamw" (None: 1e-8).
       weight_decay: λ; coupled for "momentum", inside the trust ratio for "lars" and "lamb",
         decoupled for "adamw".
+      decay: which parameters: "all", or "matrices", leaves of two axes or more.
       clip_norm: largest global norm of the mean gradient; None: no clipping.
 
     Raises:
@@ -73,15 +76,16 @@ def allreduce(
     beta = given.pop("momentum", 0.9)
     blocks.check_momentum(momentum=beta)
     coupled_decay = 0.0
+    mask = blocks.decay_mask(decay)
     match optimizer:
         case "momentum":
             inner = optax.sgd(learning_rate, beta)
             coupled_decay = weight_decay
         case "lars":
-            inner = optax.lars(learning_rate, weight_decay, momentum=beta)
+            inner = optax.lars(learning_rate, weight_decay, mask, momentum=beta)
         case "lamb":
-            inner = optax.lamb(learning_rate, **given, weight_decay=weight_decay)
+            inner = optax.lamb(learning_rate, **given, weight_decay=weight_decay, mask=mask)
         case _:
-            inner = optax.adamw(learning_rate, **given, weight_decay=weight_decay)
-    core = blocks.prepared(optax.with_extra_args_support(inner), coupled_decay, clip_norm)
+            inner = optax.adamw(learning_rate, **given, weight_decay=weight_decay, mask=mask)
+    core = blocks.prepared(optax.with_extra_args_support(inner), coupled_decay, clip_norm, decay)
     return optax.with_extra_args_support(optax.chain(mean_gradients(gossip), core))

@@ -1,30 +1,52 @@
 """What several algorithms share: gradient preparation, schedules and tree arithmetic."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 PyTree = Any
+Decay = Literal["all", "matrices"]
+
+
+def decay_mask(decay: Decay) -> Callable[[PyTree], PyTree] | None:
+    """Which parameters of one node decay, as optax's `mask`; None: all.
+
+    "matrices" are leaves of two axes or more: kernels and embeddings, not biases and scales.
+
+    >>> import numpy as np
+    >>> decay_mask("matrices")({"kernel": np.ones((2, 2)), "bias": np.ones(2)})
+    {'bias': False, 'kernel': True}
+    """
+    if decay not in ("all", "matrices"):
+        raise ValueError(f'decay={decay!r} is unknown; write "all" or "matrices"')
+    if decay == "all":
+        return None
+    return lambda params: jax.tree.map(lambda x: jnp.ndim(x) >= 2, params)
 
 
 def prepared(
-    core: optax.GradientTransformationExtraArgs, weight_decay: float, clip_norm: float | None
+    core: optax.GradientTransformationExtraArgs,
+    weight_decay: float,
+    clip_norm: float | None,
+    decay: Decay = "all",
 ) -> optax.GradientTransformationExtraArgs:
     """Clip the gradient, add coupled weight decay, and hand it to `core`.
 
-    G ← G · min(1, clip_norm / ‖G‖) over all leaves of one node, then G ← G + weight_decay · X.
+    G ← G · min(1, clip_norm / ‖G‖) over all leaves of one node, then G ← G + weight_decay · X, in
+    the leaves of `decay_mask`.
     """
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm={clip_norm} must be above 0, or None for no clipping")
     check_not_negative(weight_decay=weight_decay)
+    mask = decay_mask(decay)
     blocks: list[optax.GradientTransformation] = []
     if clip_norm is not None:
         blocks.append(optax.clip_by_global_norm(clip_norm))
     if weight_decay:
-        blocks.append(optax.add_decayed_weights(weight_decay))
+        blocks.append(optax.add_decayed_weights(weight_decay, mask))
     return optax.with_extra_args_support(optax.chain(*blocks, core)) if blocks else core
 
 

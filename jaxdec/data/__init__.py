@@ -8,16 +8,26 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdec import registry
-from jaxdec.data import cifar10, digits, fashion_mnist, imagenet, stdlib, translation
+from jaxdec.data import (
+    cifar10,
+    digits,
+    fashion_mnist,
+    imagenet,
+    stdlib,
+    token_files,
+    translation,
+)
 from jaxdec.data.dataset import (
     ArrayExamples,
     Batch,
     Batches,
     Dataset,
+    EvenlySpaced,
     Examples,
     NodeBatches,
     prefetched,
 )
+from jaxdec.data.outlines import OUTLINES
 from jaxdec.data.partition import split
 from jaxdec.data.prepared import DataError, root
 from jaxdec.data.translation import Translation
@@ -29,6 +39,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "imagenet2012": imagenet.load,
     "stdlib": stdlib.load,
     "trans_de_en": translation.load,
+    "tokens": token_files.load,
 }
 
 
@@ -38,7 +49,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **fields: An
     Args:
       name: a key of `NAMES`.
       data_dir: where it was prepared; by default $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-      **fields: the set's own: `context` of texts, `augment` of images.
+      **fields: the set's own: `context` of texts, `augment` of images, `folder` and `vocabulary`
+        of tokens.
 
     Raises:
       ValueError: an unknown name, or a field that the name does not take.
@@ -50,6 +62,26 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **fields: An
     return registry.lookup("data", NAMES, name, fields, given=1)(root(data_dir), **fields)
 
 
+def outline(name: str, **fields: Any) -> Dataset:
+    """The shapes and sizes of a set, its examples zeros; nothing is read, whether prepared or not.
+
+    Args:
+      name: a key of `NAMES`.
+      **fields: as of `load`.
+
+    Raises:
+      ValueError: an unknown name, or a field that the name does not take.
+
+    >>> outline("imagenet2012").input_shape
+    (224, 224, 3)
+    """
+    registry.lookup("data", NAMES, name, fields, given=1)
+    if name not in OUTLINES:
+        raise ValueError(f"data.name={name!r} has no outline: its shapes come from its text")
+    shapes = {field: fields[field] for field in ("context", "vocabulary") if field in fields}
+    return OUTLINES[name].dataset(**shapes)
+
+
 __all__ = [
     "NAMES",
     "ArrayExamples",
@@ -57,10 +89,12 @@ __all__ = [
     "Batches",
     "DataError",
     "Dataset",
+    "EvenlySpaced",
     "Examples",
     "NodeBatches",
     "Translation",
     "load",
+    "outline",
     "prefetched",
     "split",
 ]

@@ -13,7 +13,15 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from jaxdec import registry
-from jaxdec.data import cifar10, fashion_mnist, imagenet, prepared, stdlib, translation
+from jaxdec.data import (
+    cifar10,
+    fashion_mnist,
+    imagenet,
+    prepared,
+    stdlib,
+    token_files,
+    translation,
+)
 
 
 class Preparable(Protocol):
@@ -38,6 +46,8 @@ def prepare(name: str, data_dir: pathlib.Path, source: pathlib.Path | None) -> T
     """Prepare a set, unless it is; a table of its splits."""
     if name == "digits":
         raise prepared.DataError("digits comes with scikit-learn; there is nothing to prepare")
+    if name == token_files.NAME:
+        raise prepared.DataError(f"tokens needs {token_files.NEEDS}")
     if name not in PREPARABLE:
         raise prepared.DataError(f"{name!r} is unknown; {registry.suggestion(name, PREPARABLE)}")
     if source is not None and not source.exists():
@@ -62,6 +72,7 @@ def listed(data_dir: pathlib.Path) -> Table:
         except prepared.DataError:
             size = "damaged"
         table.add_row(name, size, module.NEEDS)
+    table.add_row(token_files.NAME, "–", token_files.NEEDS)
     return table
 
 

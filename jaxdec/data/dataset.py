@@ -105,6 +105,27 @@ class Reshuffled:
         return self._order[1]
 
 
+class EvenlySpaced:
+    """So many examples of a split, from its beginning to its end; or all, if it has no more.
+
+    >>> examples = ArrayExamples(np.arange(6), np.zeros(6))
+    >>> EvenlySpaced(examples, 3).take(np.arange(3))["inputs"]
+    array([0, 2, 4])
+    """
+
+    def __init__(self, examples: Examples, most: int):
+        count = min(most, len(examples))
+        self._examples = examples
+        self._indices = np.arange(count) * len(examples) // count
+        self.groups = examples.groups[self._indices]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, indices: np.ndarray, rng: np.random.Generator | None = None) -> Batch:
+        return self._examples.take(self._indices[indices], rng)
+
+
 class NodeBatches:
     """Step → batch, stacked over nodes: inputs [nodes, batch, ...], labels [nodes, batch, ...].
 
