@@ -18,8 +18,14 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from jaxdec import data
-from jaxdec.data import __main__ as command
-from jaxdec.data import fashion_mnist, imagenet, stdlib, token_files, tokens
+from jaxdec.data import (
+    fashion_mnist,
+    imagenet,
+    outlines,
+    stdlib,
+    token_files,
+    tokens,
+)
 
 PREPARED = sorted(set(data.NAMES) - {"digits", "tokens"})
 
@@ -540,7 +546,7 @@ def test_outlines_have_the_shapes_of_the_sets(cifar, photographs, idx, sources, 
     of_tokens = {"folder": "owt", "vocabulary": 500, "context": 9}
     fields = {"stdlib": {"context": 32}, "tokens": of_tokens}
     folders = {"cifar10": cifar[0], "imagenet2012": photographs}
-    for name in data.NAMES:
+    for name in outlines.OUTLINES:
         given = fields.get(name, {})
         found, outline = (
             data.load(name, folders.get(name, tmp_path), **given),
