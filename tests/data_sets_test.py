@@ -18,14 +18,8 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from jaxdec import data
-from jaxdec.data import (
-    fashion_mnist,
-    imagenet,
-    outlines,
-    stdlib,
-    token_files,
-    tokens,
-)
+from jaxdec.data import __main__ as command
+from jaxdec.data import fashion_mnist, imagenet, outlines, stdlib, token_files, tokens
 
 PREPARED = sorted(set(data.NAMES) - {"digits", "tokens"})
 
