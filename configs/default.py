@@ -85,11 +85,17 @@ def get_config() -> ConfigDict:
     # The rest is passed to the models that take it; None: their own default.
     config.model.hidden = placeholder(tuple)  # mlp: widths of the hidden layers
     config.model.channels = placeholder(tuple)  # cnn: of each convolution
+    config.model.dense = placeholder(int)  # cnn: units of the layer before the head
     config.model.kernel = placeholder(int)  # cnn: side of the filters
     config.model.width = placeholder(int)  # resnets: channels; gpt: of the residual stream
     config.model.depth = placeholder(int)  # resnet: 18, 34 or 50
+    # vgg16, mobilenet_v2, efficientnet_b0: multiplies the channels; efficientnet_b0: the blocks too
+    config.model.width_factor = placeholder(float)
+    config.model.depth_factor = placeholder(float)
     config.model.count = placeholder(int)  # resnet20: blocks a stage
-    config.model.small_input = placeholder(bool)  # resnet: stem for CIFAR's images
+    config.model.small_input = placeholder(bool)  # resnet and the two above: a stem for CIFAR
+        bool
+    )  # all but resnet20 and vgg16: stem for CIFAR's images
     config.model.zero_scale = placeholder(bool)  # resnet: residuals start at zero
     config.model.layers = placeholder(int)  # gpt: blocks; transformer: on either side
     config.model.heads = placeholder(int)  # gpt, transformer: of the attention

@@ -1,6 +1,7 @@
 """Every file in configs/ builds and lowers its step, with no data set and no model allocated."""
 
 import importlib
+import inspect
 import pathlib
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import jax
 import pytest
 
 from configs import default, quickstart
+from jaxdec import algorithms, data, models, topology
 from jaxdec import config as configs
 from jaxdec.train import build
 
@@ -211,3 +213,22 @@ def test_the_learning_rate_goes_where_the_recipe_says(case, highest, lowest):
     assert schedule(0) == 0
     assert schedule(config.schedule.warmup_steps) == pytest.approx(highest)
     assert schedule(config.steps) == pytest.approx(lowest, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("section", "table", "given"),
+    [
+        ("algorithm", algorithms.NAMES, {"gossip", "learning_rate"}),
+        ("data", data.NAMES, {"data_dir"}),
+        ("model", models.NAMES, {"self", "input_shape", "classes", "rngs"}),
+        ("topology", topology.NAMES, {"n"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_field_of_every_name_is_in_the_default_config(section, table, given):
+    fields = set(default.get_config()[section].keys())
+    for name, factory in table.items():
+        if isinstance(factory, type):
+            factory = vars(factory)["__init__"]
+        missing = set(inspect.signature(factory).parameters) - given - fields
+        assert not missing, (name, missing)

@@ -33,9 +33,9 @@ PUBLISHED: list[tuple[Any, Any, int, dict[str, Any], int, int | None]] = [
     (ResNet, *CIFAR, dict(depth=18, small_input=True), 11_173_962, 555),
     (Vgg16, *CIFAR, {}, 14_728_266, 313),
     (MobileNetV2, *IMAGENET, {}, 3_504_872, 301),
-    (MobileNetV2, *IMAGENET, dict(width=0.5), 1_968_680, 97),
+    (MobileNetV2, *IMAGENET, dict(width_factor=0.5), 1_968_680, 97),
     (EfficientNetB0, *IMAGENET, {}, 5_288_548, 386),
-    (EfficientNetB0, (240, 240, 3), 1000, dict(depth=1.1), 7_794_184, 687),  # B1
+    (EfficientNetB0, (240, 240, 3), 1000, dict(depth_factor=1.1), 7_794_184, 687),  # B1
     (Gpt, *TEXT, {}, 124_439_808, None),
     (Gpt, *TEXT, dict(layers=24, heads=16, width=1024), 354_823_168, None),  # medium
     (Gpt, *TEXT, dict(style="llama"), 123_551_232, None),
@@ -44,12 +44,12 @@ PUBLISHED: list[tuple[Any, Any, int, dict[str, Any], int, int | None]] = [
 
 # Small versions of every model that keep each kind of layer: factory, input shape, fields.
 SMALL: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
-    "cnn": (Cnn, (12, 11), dict(channels=(4, 8), hidden=8)),
+    "cnn": (Cnn, (12, 11), dict(channels=(4, 8), dense=8)),
     "resnet20": (ResNet20, (8, 8, 3), dict(width=4, count=1)),
     "resnet50": (ResNet, (33, 32), dict(width=2, zero_scale=False)),
-    "vgg16": (Vgg16, (32, 32, 3), dict(width=1 / 16)),
-    "mobilenet": (MobileNetV2, (16, 16, 3), dict(width=0.25, small_input=True)),
-    "efficientnet": (EfficientNetB0, (32, 32), dict(width=0.25, depth=0.3)),
+    "vgg16": (Vgg16, (32, 32, 3), dict(width_factor=1 / 16)),
+    "mobilenet": (MobileNetV2, (16, 16, 3), dict(width_factor=0.25, small_input=True)),
+    "efficientnet": (EfficientNetB0, (32, 32), dict(width_factor=0.25, depth_factor=0.3)),
     "gpt2": (Gpt, (6,), dict(layers=2, heads=2, width=16)),
     "llama": (Gpt, (6,), dict(layers=2, heads=2, width=16, style="llama")),
 }

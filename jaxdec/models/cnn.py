@@ -75,7 +75,7 @@ class Cnn(nnx.Module):
       classes: number of outputs.
       channels: of each convolution.
       kernel: side of the filters, odd.
-      hidden: units of the dense layer.
+      dense: units of the layer before the head.
       dtype: of the computation; parameters and logits are float32.
       rngs: of the initialization.
 
@@ -92,7 +92,7 @@ class Cnn(nnx.Module):
         classes: int,
         channels: Sequence[int] = (16, 32),
         kernel: int = 3,
-        hidden: int = 128,
+        dense: int = 128,
         dtype: DTypeLike = jnp.float32,
         *,
         rngs: nnx.Rngs,
@@ -108,8 +108,8 @@ class Cnn(nnx.Module):
             ]
         )
         left = math.prod(-(-side // 2 ** len(channels)) for side in input_shape[:2])
-        self.dense = nnx.Linear(left * widths[-1], hidden, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(hidden, classes, dtype=dtype, rngs=rngs)
+        self.dense = nnx.Linear(left * widths[-1], dense, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs)
 
     def __call__(self, batch_BxHxWxC: jax.Array) -> jax.Array:
         x = blocks.images(batch_BxHxWxC, self.dtype)

@@ -31,8 +31,8 @@ class EfficientNetB0(nnx.Module):
     Args:
       input_shape: (H, W) or (H, W, C).
       classes: number of outputs.
-      width: multiplies the channels.
-      depth: multiplies the blocks of each stage, rounded up.
+      width_factor: multiplies the channels.
+      depth_factor: multiplies the blocks of each stage, rounded up.
       small_input: for CIFAR: a stem of stride 1, not 2.
       dtype: of the computation; parameters, batch statistics and logits are float32.
       rngs: of the initialization.
@@ -42,8 +42,8 @@ class EfficientNetB0(nnx.Module):
         self,
         input_shape: Sequence[int],
         classes: int,
-        width: float = 1.0,
-        depth: float = 1.0,
+        width_factor: float = 1.0,
+        depth_factor: float = 1.0,
         small_input: bool = False,
         dtype: DTypeLike = jnp.float32,
         *,
@@ -51,7 +51,7 @@ class EfficientNetB0(nnx.Module):
     ):
         self.dtype = blocks.compute_dtype(dtype)
         common: dict[str, Any] = dict(activation=nnx.silu, dtype=self.dtype, rngs=rngs)
-        inputs = blocks.divisible(32 * width)
+        inputs = blocks.divisible(32 * width_factor)
         layers: list[nnx.Module] = [
             blocks.ConvNorm(
                 blocks.image_channels(input_shape),
@@ -61,8 +61,8 @@ class EfficientNetB0(nnx.Module):
             )
         ]
         for expansion, kernel, first_stride, channels, count in STAGES:
-            outputs = blocks.divisible(channels * width)
-            for block in range(math.ceil(count * depth)):
+            outputs = blocks.divisible(channels * width_factor)
+            for block in range(math.ceil(count * depth_factor)):
                 layers.append(
                     blocks.InvertedResidual(
                         inputs,

@@ -30,7 +30,7 @@ class MobileNetV2(nnx.Module):
     Args:
       input_shape: (H, W) or (H, W, C).
       classes: number of outputs.
-      width: multiplies the channels, but never shrinks the last 1280.
+      width_factor: multiplies the channels, but never shrinks the last 1280.
       small_input: for CIFAR: a stem of stride 1, not 2.
       dtype: of the computation; parameters, batch statistics and logits are float32.
       rngs: of the initialization.
@@ -40,7 +40,7 @@ class MobileNetV2(nnx.Module):
         self,
         input_shape: Sequence[int],
         classes: int,
-        width: float = 1.0,
+        width_factor: float = 1.0,
         small_input: bool = False,
         dtype: DTypeLike = jnp.float32,
         *,
@@ -48,7 +48,7 @@ class MobileNetV2(nnx.Module):
     ):
         self.dtype = blocks.compute_dtype(dtype)
         common: dict[str, Any] = dict(activation=nnx.relu6, dtype=self.dtype, rngs=rngs)
-        inputs = blocks.divisible(32 * width)
+        inputs = blocks.divisible(32 * width_factor)
         layers: list[nnx.Module] = [
             blocks.ConvNorm(
                 blocks.image_channels(input_shape),
@@ -58,7 +58,7 @@ class MobileNetV2(nnx.Module):
             )
         ]
         for expansion, channels, count, first_stride in STAGES:
-            outputs = blocks.divisible(channels * width)
+            outputs = blocks.divisible(channels * width_factor)
             for block in range(count):
                 stride = 1 if block else first_stride
                 layers.append(
@@ -67,7 +67,7 @@ class MobileNetV2(nnx.Module):
                     )
                 )
                 inputs = outputs
-        outputs = blocks.divisible(1280 * max(1.0, width))
+        outputs = blocks.divisible(1280 * max(1.0, width_factor))
         layers.append(blocks.ConvNorm(inputs, outputs, 1, **common))
         self.layers = nnx.List(layers)
         self.head = blocks.MeanHead(outputs, classes, dtype=self.dtype, rngs=rngs)

@@ -21,7 +21,7 @@ class Vgg16(nnx.Module):
     Args:
       input_shape: (H, W) or (H, W, C), H and W at least 32.
       classes: number of outputs.
-      width: multiplies the channels.
+      width_factor: multiplies the channels.
       dtype: of the computation; parameters, batch statistics and logits are float32.
       rngs: of the initialization.
 
@@ -33,7 +33,7 @@ class Vgg16(nnx.Module):
         self,
         input_shape: Sequence[int],
         classes: int,
-        width: float = 1.0,
+        width_factor: float = 1.0,
         dtype: DTypeLike = jnp.float32,
         *,
         rngs: nnx.Rngs,
@@ -49,7 +49,7 @@ class Vgg16(nnx.Module):
         for stage in STAGES:
             convs = []
             for channels in stage:
-                outputs = blocks.divisible(channels * width)
+                outputs = blocks.divisible(channels * width_factor)
                 convs.append(
                     blocks.ConvNorm(inputs, outputs, bias=True, dtype=self.dtype, rngs=rngs)
                 )
