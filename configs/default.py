@@ -94,8 +94,6 @@ def get_config() -> ConfigDict:
     config.model.depth_factor = placeholder(float)
     config.model.count = placeholder(int)  # resnet20: blocks a stage
     config.model.small_input = placeholder(bool)  # resnet and the two above: a stem for CIFAR
-        bool
-    )  # all but resnet20 and vgg16: stem for CIFAR's images
     config.model.zero_scale = placeholder(bool)  # resnet: residuals start at zero
     config.model.layers = placeholder(int)  # gpt: blocks; transformer: on either side
     config.model.heads = placeholder(int)  # gpt, transformer: of the attention
