@@ -239,7 +239,7 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
         return scores
     run = build(config)
     source = None if config.restore is None else restore.find(config)
-    finished = workdir.claim(folder, config)
+    finished = hosts.on_first(lambda: workdir.claim(folder, config), configs.ConfigError)
     if finished is not None:
         console.print(f"{folder} holds this run, finished; nothing to do")
         console.print(summary_table(finished))
@@ -267,12 +267,11 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     board = _wandb(config, folder) if config.wandb is not None and is_first else None
     with (
         _Sigterm() as terminated,
-        hosts.Watchdog(folder / "processes", config.watchdog_seconds) as watchdog,
         contextlib.closing(checkpoints),
         RunLog(folder, config.steps, console, start, board, quiet=not is_first) as log,
     ):
         for step in _loop(run, state, start, checkpoints, window, clock, log, sent, terminated):
-            watchdog.step(step)
+            hosts.taken(step)
         evaluated = log.last_evaluation()
     summary = {
         "algorithm": config.algorithm.name,
