@@ -50,7 +50,7 @@ def find(given: Job, environment: Mapping[str, str]) -> Job | None:
         there.processes if given.processes is None else given.processes,
         there.process if given.process is None else given.process,
     )
-    if job.processes == 1 or given == Job() and job.processes is None:
+    if job.processes == 1 or (given == Job() and job.processes is None):
         return None
     flags = {"coordinator": "HOST:PORT", "processes": "N", "process": "I"}
     missing = [

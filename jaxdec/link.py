@@ -5,6 +5,7 @@ with a stack trace. So each process keeps a connection of its own with process 0
 others: a process that dies closes it at once, and one that is stuck falls silent.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,13 +15,15 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 Message = dict[str, Any]
 
 # A process that fails says so; the others may be about to fail alike, with a reason of their own.
 GRACE = 2.0
+# Seconds for an answer: when their time is over, process 0 knows who is missing.
+ANSWER = 5.0
 
 
 class HostsError(RuntimeError):
@@ -83,6 +86,7 @@ class Watch:
     def __init__(
         self, peers: list[Peer], seconds: float, end: Callable[[str], None] | None = None
     ) -> None:
+        self._met = peers
         self._peers = list(peers)
         self._seconds = seconds
         self._end = end or end_process
@@ -102,6 +106,8 @@ class Watch:
         self._thread.join()
         for peer in self._peers:
             peer.send({"ended": failure, "step": self._step})
+        for peer in self._met:
+            peer.wire.close()
 
     def _run(self) -> None:
         interval = min(1.0, self._seconds / 4)
@@ -175,59 +181,52 @@ def meet(coordinator: str, processes: int, process: int, timeout: float) -> tupl
         "process": process,
         "name": f"process {process} (pid {os.getpid()} on {socket.gethostname()}",
     }
-    if process == 0:
-        peers = _gather(coordinator, int(port), hello, deadline)
-        with socket.create_server(("", 0)) as free:
-            service = free.getsockname()[1]
-        for peer in peers:
-            peer.send({"service": service, "name": hello["name"]})
-        return peers, f"127.0.0.1:{service}"
-    peer = _reach(coordinator, host.strip("[]"), int(port), hello, deadline)
-    answer = peer.wait(deadline)
-    if answer is None or "refused" in answer:
-        raise HostsError(
-            answer["refused"]
-            if answer
-            else f"process 0 at --coordinator={coordinator} did not let this one begin within "
-            f"{timeout:g} s; it ended, or waits for others, or is another program"
-        )
-    peer.name = answer["name"]
-    return [peer], _relay((host.strip("[]"), answer["service"]))
+    with contextlib.ExitStack() as opened:
+        if process == 0:
+            peers = _gather(coordinator, int(port), hello, deadline, opened)
+            with socket.create_server(("", 0)) as free:
+                service = free.getsockname()[1]
+            for peer in peers:
+                peer.send({"service": service, "name": hello["name"]})
+            opened.pop_all()
+            return peers, f"127.0.0.1:{service}"
+        host = host.strip("[]")
+        peer = Peer(_reach(coordinator, host, int(port), deadline, opened), "process 0")
+        peer.send(hello)
+        answer = peer.wait(deadline + ANSWER)
+        if answer is None or "refused" in answer:
+            raise HostsError(
+                answer["refused"]
+                if answer
+                else f"process 0 at --coordinator={coordinator} did not let this one begin within "
+                f"{timeout:g} s; it ended, or waits for others, or is another program"
+            )
+        peer.name = answer["name"]
+        opened.pop_all()
+        return [peer], _relay((host, answer["service"]))
 
 
-def _gather(coordinator: str, port: int, hello: Message, deadline: float) -> list[Peer]:
+def _gather(
+    coordinator: str, port: int, hello: Message, deadline: float, opened: contextlib.ExitStack
+) -> list[Peer]:
     processes = hello["processes"]
     found: dict[int, Peer] = {}
-    try:
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
-    except OSError as error:
-        raise HostsError(
-            f"process 0 cannot listen at --coordinator={coordinator} ({error.strerror}); write "
-            "another port"
-        ) from error
-    with server:
-        while len(found) < processes - 1:
-            missing = sorted(set(range(1, processes)) - found.keys())
+    with _listening(coordinator, port) as server:
+        while missing := sorted(set(range(1, processes)) - found.keys()):
+            server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                server.settimeout(max(0.0, deadline - time.monotonic()))
-                wire, _ = server.accept()
-            except (TimeoutError, BlockingIOError) as error:
+                peer = Peer(opened.enter_context(server.accept()[0]), "?")
+            except TimeoutError as error:
                 reason = (
                     f"process {', '.join(map(str, missing))} of {processes} did not come to "
                     f"--coordinator={coordinator} in time; see that it runs, and that its "
                     "--coordinator is the same"
                 )
-                _refuse(found, reason)
+                _refuse(found.values(), reason)
                 raise HostsError(reason) from error
-            peer = Peer(wire, "?")
-            try:
-                theirs = peer.wait(min(deadline, time.monotonic() + 5)) or {}
-            except (json.JSONDecodeError, UnicodeDecodeError):
-                theirs = {}
-            if not isinstance(theirs, dict) or "processes" not in theirs:
-                wire.close()  # not one of ours
+            theirs = _greeting(peer, deadline)
+            if theirs is None:
+                peer.wire.close()  # not one of ours
                 continue
             peer.name = theirs["name"]
             if theirs["processes"] != processes:
@@ -240,21 +239,44 @@ def _gather(coordinator: str, port: int, hello: Message, deadline: float) -> lis
             else:
                 found[theirs["process"]] = peer
                 continue
-            _refuse(found | {-1: peer}, reason)
+            _refuse([*found.values(), peer], reason)
             raise HostsError(reason)
     return [found[process] for process in sorted(found)]
 
 
-def _refuse(found: dict[int, Peer], reason: str) -> None:
-    for peer in found.values():
+def _listening(coordinator: str, port: int) -> socket.socket:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise HostsError(
+            f"process 0 cannot listen at --coordinator={coordinator} ({error.strerror}); write "
+            "another port"
+        ) from error
+
+
+def _greeting(peer: Peer, deadline: float) -> Message | None:
+    try:
+        theirs = peer.wait(min(deadline, time.monotonic() + ANSWER))
+    except ValueError:  # no JSON
+        return None
+    return theirs if isinstance(theirs, dict) and "processes" in theirs else None
+
+
+def _refuse(peers: Iterable[Peer], reason: str) -> None:
+    for peer in peers:
         peer.send({"refused": reason})
 
 
-def _reach(coordinator: str, host: str, port: int, hello: Message, deadline: float) -> Peer:
+def _reach(
+    coordinator: str, host: str, port: int, deadline: float, opened: contextlib.ExitStack
+) -> socket.socket:
     while True:
         left = deadline - time.monotonic()
         try:
-            peer = Peer(socket.create_connection((host, port), timeout=max(left, 0.1)), "process 0")
+            wire = socket.create_connection((host, port), timeout=max(left, 0.1))
+            return opened.enter_context(wire)
         except OSError as error:
             if left <= 0.2:
                 raise HostsError(
@@ -262,9 +284,6 @@ def _reach(coordinator: str, host: str, port: int, hello: Message, deadline: flo
                     "HOST:PORT of process 0, and see that it runs"
                 ) from error
             time.sleep(0.2)
-        else:
-            peer.send(hello)
-            return peer
 
 
 class _Relay(socketserver.BaseRequestHandler):
