@@ -296,18 +296,24 @@ class _Relay(socketserver.BaseRequestHandler):
     upstream: tuple[str, int]
 
     def handle(self) -> None:
-        with socket.create_connection(self.upstream) as service:
-            answers = threading.Thread(target=_pump, args=(service, self.request), daemon=True)
-            answers.start()
-            _pump(self.request, service)
+        service = self._reach()
+        threading.Thread(target=self._answer, args=(service,), daemon=True).start()
+        with service, contextlib.suppress(OSError):
+            while data := self.request.recv(1 << 16):
+                with contextlib.suppress(OSError):
+                    service.sendall(data)
 
+    def _reach(self) -> socket.socket:
+        while True:
+            try:
+                return socket.create_connection(self.upstream)
+            except OSError:  # the service does not listen yet
+                time.sleep(0.1)
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    except OSError:
-        return
+    def _answer(self, service: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := service.recv(1 << 16):
+                self.request.sendall(data)
 
 
 def _relay(upstream: tuple[str, int]) -> str:

@@ -78,11 +78,11 @@ class _Pair:
             for i in range(2)
         ]
 
-    def wait_for_a_record(self):
-        """Wait until a record is written that was not there."""
+    def wait_for_records(self, count=1):
+        """Wait until metrics.jsonl has so many."""
         path = self.folder / "metrics.jsonl"
         deadline = time.monotonic() + 50
-        while not path.exists() or path.read_text().count("\n") == 0:
+        while not path.exists() or path.read_text().count("\n") < count:
             assert time.monotonic() < deadline
             assert all(process.poll() is None for process in self.processes), self.end()
             time.sleep(0.01)
@@ -130,11 +130,31 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """The run, uninterrupted, in two processes with four devices each."""
+def killed(tmp_path_factory):
+    """Two processes with four devices each; the first is killed. What the second says to that."""
     pair = _Pair(tmp_path_factory.mktemp("together") / "run")
+    pair.wait_for_records()
+    pair.processes[0].kill()
+    start = time.monotonic()
+    _, (code, error) = pair.end()
+    return pair, code, error, time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def together(killed):
+    """The same command again."""
+    pair = _Pair(killed[0].folder)
     assert pair.end() == [(0, ""), (0, "")]
     return pair.folder
+
+
+def test_a_death_brings_the_others_down_and_is_named(killed):
+    pair, code, error, seconds = killed
+    assert seconds < FIELDS["watchdog_seconds"]
+    victim = f"process 0 (pid {pair.processes[0].pid} on {socket.gethostname()}, step "
+    assert error.startswith(f"error: {victim}")
+    assert error.endswith(") died; the same command continues from the newest checkpoint\n")
+    assert error.count("\n") == code == 1
 
 
 def test_two_processes_are_the_same_run_as_one(alone, together):
@@ -149,22 +169,8 @@ def test_two_processes_are_the_same_run_as_one(alone, together):
     assert not list(together.rglob("*.partial"))
 
 
-def test_sigterm_to_one_saves_all_and_one_process_continues(alone, tmp_path):
-    pair = _Pair(tmp_path / "run")
-    pair.wait_for_a_record()
-    pair.processes[1].send_signal(signal.SIGTERM)
-    (first, first_error), (second, second_error) = pair.end()
-    assert (first, second) == (75, 75), (first_error, second_error)
-    assert first_error == second_error
-    step = Checkpoints(tmp_path / "run", read_only=True).latest_step()
-    assert f"SIGTERM at step {step}; the state is saved" in first_error
-    assert step < FIELDS["steps"]
-    train_and_evaluate(_config(), tmp_path / "run")
-    _assert_same_end(tmp_path / "run", alone)
-
-
-def test_a_checkpoint_of_one_process_survives_the_death_of_one_of_two(alone, tmp_path, monkeypatch):
-    """One process begins the run, two continue it, the first is killed, two more finish it."""
+def test_a_run_goes_from_one_process_to_two_and_back(alone, tmp_path, monkeypatch):
+    """Each hands it over by SIGTERM; of the two, one gets it, and both save and end."""
     count = itertools.count(1)
     advance = train.RunLog.advance
 
@@ -178,28 +184,24 @@ def test_a_checkpoint_of_one_process_survives_the_death_of_one_of_two(alone, tmp
         train_and_evaluate(_config(), tmp_path)
     monkeypatch.undo()
     assert Checkpoints(tmp_path, read_only=True).latest_step() == 8
-    before = len(runs.records(tmp_path))
+
     pair = _Pair(tmp_path)
-    deadline = time.monotonic() + 50
-    while len((tmp_path / "metrics.jsonl").read_text().splitlines()) < before + 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    victim = pair.processes[0]
-    victim.kill()
-    start = time.monotonic()
-    _, (code, error) = pair.end()
-    assert time.monotonic() - start < FIELDS["watchdog_seconds"]
-    assert code == 1
-    assert error.startswith(f"error: process 0 (pid {victim.pid} on {socket.gethostname()}, step ")
-    assert error.count("\n") == 1
-    assert "died; the same command continues" in error
-    assert _Pair(tmp_path).end() == [(0, ""), (0, "")]
+    pair.wait_for_records(2)  # of steps 5 and 10
+    pair.processes[1].send_signal(signal.SIGTERM)
+    (first, first_error), (second, second_error) = pair.end()
+    assert (first, second) == (75, 75), (first_error, second_error)
+    assert first_error == second_error
+    step = Checkpoints(tmp_path, read_only=True).latest_step()
+    assert 8 < step < FIELDS["steps"]
+    assert f"SIGTERM at step {step}; the state is saved" in first_error
+
+    train_and_evaluate(_config(), tmp_path)
     _assert_same_end(tmp_path, alone)
 
 
 def test_a_stopped_process_brings_the_others_down(tmp_path):
     pair = _Pair(tmp_path / "run", steps=100_000, watchdog_seconds=3.0)
-    pair.wait_for_a_record()
+    pair.wait_for_records()
     victim = pair.processes[1]
     victim.send_signal(signal.SIGSTOP)
     start = time.monotonic()
@@ -232,7 +234,7 @@ def test_two_processes_start_from_half_the_nodes(tmp_path):
         restore=tmp_path / "four",
         **{"algorithm.learning_rate": 0.0},
     )
-    assert pair.end() == [(0, ""), (0, "")]
+    assert [code for code, _ in pair.end()] == [0, 0]
     summary = runs.summary(tmp_path / "eight")
     assert summary["nodes"] == 8
     assert summary["eval/loss"] == pytest.approx(source["eval/loss"], rel=1e-6)
