@@ -75,7 +75,7 @@ time.sleep(60)
     out, _ = launcher.communicate(timeout=30)
     assert launcher.returncode == 3
     assert out == "[0] asked\n"
-    assert 1.4 < time.monotonic() - start < 15
+    assert 5 < time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -3,9 +3,9 @@
 Run: python experiments/launch/local.py --processes=2 --devices=4 -- \
          --config=configs/quickstart.py --workdir=runs/local
 
-What follows -- goes to `python -m jaxdec`, or to another module by --module. The first process that
-fails ends the others, by SIGTERM and, after --grace seconds, SIGKILL; its exit code is the
-launcher's. SIGINT and SIGTERM go to all: they save one step together, and the code is 75.
+What follows -- goes to `python -m jaxdec`, or to another module by --module. When a process fails,
+those that do not end by themselves get SIGTERM and, --grace seconds later, SIGKILL; its exit code
+is the launcher's. SIGINT and SIGTERM go to all: they save one step together, and the code is 75.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import threading
 import time
 from types import FrameType
 
-SAVED = 75
+# Seconds in which the others of a failed process find out, say so, and end by themselves.
+PATIENCE = 4.0
 
 
 class Launcher:
@@ -64,15 +65,16 @@ class Launcher:
 
     def wait(self) -> int:
         """Wait for all; the exit code of the first that failed, or 0."""
-        first, deadline = 0, None
+        first, asks, kills = 0, None, None
         while any(child.poll() is None for child in self._children):
             failed = [child.returncode for child in self._children if child.poll()]
+            now = time.monotonic()
             if failed and not first:
-                first, deadline = failed[0], time.monotonic() + self._grace
-                # Those that save and end together do so by themselves.
-                if first != SAVED:
-                    self.signal(signal.SIGTERM)
-            if deadline is not None and time.monotonic() > deadline:
+                first, asks = failed[0], now + PATIENCE
+            elif asks is not None and now > asks:
+                asks, kills = None, now + self._grace
+                self.signal(signal.SIGTERM)
+            elif kills is not None and now > kills:
                 self.signal(signal.SIGKILL)
             time.sleep(0.05)
         for reader in self._readers:
