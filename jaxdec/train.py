@@ -240,6 +240,7 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     run = build(config)
     source = None if config.restore is None else restore.find(config)
     finished = hosts.on_first(lambda: workdir.claim(folder, config), configs.ConfigError)
+    workdir.check_shared(folder)
     if finished is not None:
         console.print(f"{folder} holds this run, finished; nothing to do")
         console.print(summary_table(finished))
