@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
+import selectors
 import socket
 import socketserver
 import sys
@@ -92,6 +92,7 @@ class Watch:
         self._end = end or end_process
         self._step = 0
         self._failure: tuple[float, str] | None = None  # of a peer: when to end for it, and why
+        self._selector = selectors.DefaultSelector()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -106,6 +107,7 @@ class Watch:
         self._thread.join()
         for peer in self._peers:
             peer.send({"ended": failure, "step": self._step})
+        self._selector.close()
         for peer in self._met:
             peer.wire.close()
 
@@ -114,12 +116,12 @@ class Watch:
         for peer in self._peers:
             peer.wire.settimeout(interval)
             peer.heard = time.monotonic()
+            self._selector.register(peer.wire, selectors.EVENT_READ, peer)
         while not self._stopped.wait(interval / 4):
             for peer in self._peers:
                 peer.send({"step": self._step})
-            ready, _, _ = select.select([peer.wire for peer in self._peers], [], [], interval / 2)
-            for peer in [peer for peer in self._peers if peer.wire in ready]:
-                self._listen(peer)
+            for key, _ in self._selector.select(interval / 2):
+                self._listen(key.data)
             now = time.monotonic()
             for peer in self._peers:
                 if now - peer.heard > self._seconds:
@@ -141,6 +143,7 @@ class Watch:
                 self._lose(message["lost"])
             elif "ended" in message:
                 self._peers.remove(peer)
+                self._selector.unregister(peer.wire)
                 if message["ended"] is not None:
                     reason = f"{peer} failed: {message['ended']}"
                     self._failure = (time.monotonic() + GRACE, reason)

@@ -53,8 +53,8 @@ def check_shared(workdir: pathlib.Path) -> None:
     """
     if not (workdir / "config.json").exists():
         raise ConfigError(
-            f"--workdir={workdir} is not on this host what it is on that of process 0; write one on "
-            "a file system that all hosts share"
+            f"--workdir={workdir} is not here what it is to process 0; write one on a file system "
+            "that all hosts share"
         )
 
 
