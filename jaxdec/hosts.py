@@ -149,9 +149,11 @@ def connect(
         _watch.stop()
         raise
     except BaseException as error:
-        # Of a peer that is gone, devices know that it is, but not who: the watch, which ends this
-        # process, does.
-        time.sleep(2 * GRACE if isinstance(error, jax.errors.JaxRuntimeError) else GRACE / 4)
+        # What devices raise when a peer is gone does not say which; the watch, which soon knows,
+        # ends this process.
+        time.sleep(GRACE / 4)
+        if _watch.is_ending:
+            time.sleep(2 * GRACE)
         _watch.stop(" ".join(str(error).split())[:300] or type(error).__name__)
         raise
     _watch.stop()

@@ -101,6 +101,11 @@ class Watch:
         """Note how far this process is."""
         self._step = step
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a peer has failed, and this process is about to end."""
+        return self._failure is not None
+
     def stop(self, failure: str | None = None) -> None:
         """Stop watching, and tell the peers that this process ends well, or why it fails."""
         self._stopped.set()
