@@ -21,6 +21,7 @@ _TIMEOUT = flags.DEFINE_integer("connect_timeout", 300, "Seconds for processes t
 def _fail(message: object, code: int = 2) -> NoReturn:
     print(f"error: {message}", file=sys.stderr, flush=True)
     if jax.distributed.is_initialized() and code != 75:
+        sys.stdout.flush()
         os._exit(code)  # at its usual end, JAX would wait for the other processes
     sys.exit(code)
 
