@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -18,7 +19,10 @@ _TIMEOUT = flags.DEFINE_integer("connect_timeout", 300, "Seconds for processes t
 
 
 def _fail(message: object, code: int = 2) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized() and code != 75:
+        sys.stdout.flush()
+        os._exit(code)  # at its usual end, JAX would wait for the other processes
     sys.exit(code)
 
 
@@ -55,8 +59,10 @@ def main(_: Sequence[str]) -> None:
 
     try:
         given = hosts.Job(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-        hosts.connect(hosts.find(given, os.environ), _TIMEOUT.value)
-        train.train_and_evaluate(_CONFIG.value, str(_WORKDIR.value))
+        job = hosts.find(given, os.environ)
+        alike = (train.TrainingInterruptedError,)
+        with hosts.connect(job, _TIMEOUT.value, _CONFIG.value.watchdog_seconds, alike):
+            train.train_and_evaluate(_CONFIG.value, str(_WORKDIR.value))
     except (config.ConfigError, hosts.HostsError) as error:
         _fail(error)
     except train.TrainingInterruptedError as error:
@@ -65,6 +71,11 @@ def main(_: Sequence[str]) -> None:
         _fail(error, code=1)
     except OSError as error:
         _fail(f"{error}; make room or give permission, and the same command continues", code=1)
+    except Exception as error:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        _fail(repr(error), code=1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 All errors are `ConfigError`: they name the field, the value, and what to write instead.
 """
 
+import collections
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -169,9 +170,14 @@ def make_batches(
 
 
 def lift_of(config: ConfigDict) -> str:
-    """Either "mesh", where there are devices enough for one node each, or "simulate"."""
+    """Either "mesh", where there are devices enough for one node each, or "simulate".
+
+    Several processes are always a mesh.
+    """
     if config.lift != "auto":
         return config.lift
+    if jax.process_count() > 1:
+        return "mesh"
     return "mesh" if 1 < config.nodes <= jax.device_count() else "simulate"
 
 
@@ -266,6 +272,8 @@ def validate(config: ConfigDict, *, abstract: bool = False) -> None:
             f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
             f"JAX_NUM_CPU_DEVICES={config.nodes}"
         )
+    if jax.process_count() > 1:
+        _check_processes(config)
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
@@ -280,6 +288,26 @@ def validate(config: ConfigDict, *, abstract: bool = False) -> None:
             f"write config.max_executables={rounds * shapes}"
         )
     _check_stability(config, topology)  # of many nodes it takes a while, so last
+
+
+def _check_processes(config: ConfigDict) -> None:
+    if config.lift == "simulate":
+        raise ConfigError(
+            f"config.lift='simulate' is one process's, and this run has {jax.process_count()}; "
+            "write config.lift='mesh', or start one process"
+        )
+    each = collections.Counter(device.process_index for device in jax.devices())
+    if len(set(each.values())) > 1:
+        raise ConfigError(
+            f"the {len(each)} processes have {', '.join(str(each[i]) for i in sorted(each))} "
+            "devices; give each as many as the others, by CUDA_VISIBLE_DEVICES, or on CPU "
+            "JAX_NUM_CPU_DEVICES"
+        )
+    if config.nodes != jax.device_count():
+        raise ConfigError(
+            f"config.nodes={config.nodes} is one a device, and {len(each)} processes have "
+            f"{each[0]} devices each; write config.nodes={jax.device_count()}"
+        )
 
 
 def _check_stability(config: ConfigDict, topology: Topology) -> None:

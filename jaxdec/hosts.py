@@ -1,30 +1,25 @@
-"""Many processes as one run: how they find each other, agree to stop, and notice who is gone."""
+"""Many processes as one run: how they find each other, agree, and end together."""
 
+import contextlib
 import dataclasses
 import json
-import os
-import pathlib
-import socket
-import sys
-import threading
+import re
 import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxdec.workdir import write_whole
+from jaxdec.link import GRACE, HostsError, Watch, meet
 
-
-class HostsError(RuntimeError):
-    """The processes of a run do not find each other."""
+__all__ = ["HostsError", "Job", "any_of", "connect", "find", "on_first", "taken"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One process among those of a run; None: whatever the cluster's own variables say."""
+    """One process among those of a run; None: not said."""
 
     coordinator: str | None = None  # HOST:PORT of process 0
     processes: int | None = None
@@ -34,83 +29,140 @@ class Job:
 def find(given: Job, environment: Mapping[str, str]) -> Job | None:
     """The job that this process belongs to; None: it runs alone.
 
-    Flags go first; then Open MPI 5, whose variables name ranks but no coordinator; then Slurm and
-    Kubernetes, which JAX reads by itself.
+    What flags leave open is taken from the variables of Open MPI 5, Slurm or a Kubernetes Indexed
+    Job, and the coordinator from JAX_COORDINATOR_ADDRESS. Slurm says where process 0 is; the
+    others do not. An Indexed Job has no variable for its size: without --processes, each pod runs
+    alone.
 
     Raises:
-      HostsError: flags or variables that do not fit together.
+      HostsError: flags and variables that do not make one job.
 
-    >>> find(Job(), {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1",
-    ...              "JAX_COORDINATOR_ADDRESS": "node0:9999"})
-    Job(coordinator='node0:9999', processes=2, process=1)
+    >>> find(Job(), {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3",
+    ...              "SLURM_STEP_NODELIST": "gpu[07-09,11]"})
+    Job(coordinator='gpu07:61447', processes=4, process=3)
+    >>> find(Job(), {}) is None
+    True
     """
-    address = given.coordinator or environment.get("JAX_COORDINATOR_ADDRESS")
-    if given.processes is not None or given.process is not None:
-        if given.processes is None or given.process is None or address is None:
-            raise HostsError(
-                "--coordinator=HOST:PORT, --processes and --process belong together; write all "
-                "three, or none under Slurm, Kubernetes or mpirun"
-            )
-        if not 0 <= given.process < given.processes:
-            raise HostsError(
-                f"--process={given.process} must be in [0, --processes) = [0, {given.processes})"
-            )
-        return Job(address, given.processes, given.process) if given.processes > 1 else None
-    size = int(environment.get("OMPI_COMM_WORLD_SIZE", 1))
-    if size > 1:
-        if address is None:
-            raise HostsError(
-                f"mpirun started {size} processes, and does not say where process 0 is; write "
-                "--coordinator=HOST:PORT, as experiments/launch/mpirun.sh does"
-            )
-        return Job(address, size, int(environment["OMPI_COMM_WORLD_RANK"]))
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return Job(given.coordinator)
-    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
-        return Job(given.coordinator)
-    return None
-
-
-def connect(job: Job | None, timeout: int) -> None:
-    """Join the other processes of a job, before anything else is done with JAX.
-
-    Raises:
-      HostsError: they did not all meet within `timeout` seconds.
-    """
-    if job is None:
-        return
-    where = job.coordinator or "the address that the cluster gives"
-    _check_reachable(job, timeout)
-    try:
-        jax.distributed.initialize(
-            job.coordinator, job.processes, job.process, initialization_timeout=timeout
-        )
-    except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+    there = _open_mpi(environment) or _slurm(environment) or _kubernetes(environment) or Job()
+    address = environment.get("JAX_COORDINATOR_ADDRESS") or there.coordinator
+    job = Job(
+        given.coordinator or address,
+        there.processes if given.processes is None else given.processes,
+        there.process if given.process is None else given.process,
+    )
+    if job.processes == 1 or (given == Job() and job.processes is None):
+        return None
+    flags = {"coordinator": "HOST:PORT", "processes": "N", "process": "I"}
+    missing = [
+        f"--{field}={value}" for field, value in flags.items() if getattr(job, field) is None
+    ]
+    if missing:
         raise HostsError(
-            f"process {job.process} did not meet the others at {where} within {timeout} s; check "
-            f"--coordinator, and that every process says the same --processes ({reason})"
-        ) from error
+            f"{', '.join(missing)} missing; --coordinator, --processes and --process belong "
+            "together, see experiments/launch/README.md"
+        )
+    assert job.processes is not None
+    assert job.process is not None
+    if not 0 <= job.process < job.processes:
+        raise HostsError(
+            f"--process={job.process} must be in [0, --processes) = [0, {job.processes})"
+        )
+    return job
 
 
-def _check_reachable(job: Job, timeout: int) -> None:
-    # JAX's own client ends the process with a stack trace where nobody answers.
-    if job.coordinator is None or not job.process:
+def _open_mpi(environment: Mapping[str, str]) -> Job | None:
+    if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) == 1:
+        return None
+    rank = environment["OMPI_COMM_WORLD_RANK"]
+    return Job(processes=int(environment["OMPI_COMM_WORLD_SIZE"]), process=int(rank))
+
+
+def _slurm(environment: Mapping[str, str]) -> Job | None:
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) == 1:
+        return None
+    first = re.match(r"([^,\[]+)(?:\[(\d+))?", environment["SLURM_STEP_NODELIST"])
+    assert first is not None
+    # Jobs that share a host meet at different ports, above the ephemeral ones.
+    port = 61440 + int(environment["SLURM_JOB_ID"]) % 4096
+    return Job(
+        f"{first[1]}{first[2] or ''}:{port}",
+        int(environment["SLURM_STEP_NUM_TASKS"]),
+        int(environment["SLURM_PROCID"]),
+    )
+
+
+def _kubernetes(environment: Mapping[str, str]) -> Job | None:
+    index = environment.get("JOB_COMPLETION_INDEX")
+    return None if index is None else Job(process=int(index))
+
+
+_watch: Watch | None = None  # of this process, as jax.distributed is
+
+
+@contextlib.contextmanager
+def connect(
+    job: Job | None,
+    timeout: float,
+    watchdog_seconds: float,
+    alike: tuple[type[BaseException], ...] = (),
+) -> Iterator[None]:
+    """Inside, this process and the others of its job are one run, and end together.
+
+    Before anything else is done with JAX. Where one process dies, is silent for
+    `watchdog_seconds`, or leaves with an exception, the others end with exit code 1 and one line
+    that names it.
+
+    Args:
+      job: of `find`; None: nothing is done.
+      timeout: seconds for all processes to meet.
+      watchdog_seconds: as said.
+      alike: exceptions that all processes leave with: no failure of one.
+
+    Raises:
+      HostsError: they did not meet.
+    """
+    global _watch
+    if job is None:
+        yield
         return
-    host, _, port = job.coordinator.rpartition(":")
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-        except (OSError, ValueError) as error:
-            if time.monotonic() > deadline:
-                raise HostsError(
-                    f"nobody answers at --coordinator={job.coordinator} after {timeout} s "
-                    f"({error}); write the HOST:PORT of process 0, and see that it runs"
-                ) from error
-            time.sleep(0.2)
-        else:
-            return
+    assert job.coordinator is not None
+    assert job.processes is not None
+    assert job.process is not None
+    if not watchdog_seconds > 0:
+        raise HostsError(f"config.watchdog_seconds={watchdog_seconds} must be above 0")
+    peers, service = meet(job.coordinator, job.processes, job.process, timeout)
+    _watch = Watch(peers, watchdog_seconds)
+    try:
+        # SIGTERM is the trainer's; and JAX's own watchdog, with its stack traces, must be slower.
+        jax.config.update("jax_enable_preemption_service", False)
+        jax.distributed.initialize(
+            service,
+            job.processes,
+            job.process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(timeout),
+            heartbeat_timeout_seconds=int(2 * watchdog_seconds) + 100,
+            shutdown_timeout_seconds=60,
+        )
+        yield
+    except alike:
+        _watch.stop()
+        raise
+    except BaseException as error:
+        # What devices raise when a peer is gone does not say which; the watch, which soon knows,
+        # ends this process.
+        time.sleep(GRACE / 4)
+        if _watch.is_ending:
+            time.sleep(2 * GRACE)
+        _watch.stop(" ".join(str(error).split())[:300] or type(error).__name__)
+        raise
+    _watch.stop()
+
+
+def taken(step: int) -> None:
+    """Note how many steps this process has taken, for the others' error messages."""
+    if _watch is not None:
+        _watch.step(step)
 
 
 def any_of(flag: bool) -> bool:
@@ -120,88 +172,28 @@ def any_of(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
-class Watchdog:
-    """Ends this process when another one of the run is gone; a context manager.
+def on_first(f: Callable[[], Any], error: type[Exception]) -> Any:
+    """What f, called on process 0 alone, returns there (as JSON) or raises; a collective.
 
-    A device that waits for a lost peer waits for ever. So each process counts in a file of the
-    shared folder, in a thread, and watches the others' files.
+    >>> on_first(lambda: {"a": 1}, ValueError)
+    {'a': 1}
 
     Args:
-      folder: shared by all processes.
-      seconds: without a beat, and a process is taken for lost.
-      end: what is called with the message; in its place, ends the process with exit code 1.
+      f: called on process 0.
+      error: that all processes raise where f does; others are process 0's alone.
     """
-
-    def __init__(
-        self, folder: pathlib.Path, seconds: float, end: Callable[[str], None] | None = None
-    ):
-        self._folder = folder
-        self._seconds = seconds
-        self._end = end or _end_process
-        self._count = 0
-        self._step = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "Watchdog":
-        if jax.process_count() > 1:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._beat("runs")
-            multihost_utils.sync_global_devices("watchdog")  # nobody reads a former run's beats
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._thread.is_alive():
-            self._stopped.set()
-            self._thread.join()
-            self._beat("ended" if error is None else f"failed: {error}")
-
-    def step(self, step: int) -> None:
-        """Note how far this process is."""
-        self._step = step
-
-    def _beat(self, state: str) -> None:
-        self._count += 1
-        beat = {
-            "count": self._count,
-            "step": self._step,
-            "state": state,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        write_whole(self._folder / f"{jax.process_index()}.json", json.dumps(beat))
-
-    def _watch(self) -> None:
-        others = set(range(jax.process_count())) - {jax.process_index()}
-        start = time.monotonic()
-        seen = dict.fromkeys(others, (-1, start))
-        while not self._stopped.wait(min(1.0, self._seconds / 4)):
-            self._beat("runs")
-            now = time.monotonic()
-            for process in others:
-                beat = json.loads((self._folder / f"{process}.json").read_text())
-                where = (
-                    f"process {process} (pid {beat['pid']} on {beat['host']}, step {beat['step']})"
-                )
-                if beat["state"].startswith("failed"):
-                    self._end(f"{where} {beat['state']}")
-                    return
-                if beat["count"] != seen[process][0] or beat["state"] == "ended":
-                    seen[process] = (beat["count"], now)
-                elif now - seen[process][1] > self._seconds:
-                    self._end(
-                        f"{where} gave no sign for {self._seconds:g} s: it died or is stuck; "
-                        "rerun the same command to continue from the newest checkpoint"
-                    )
-                    return
-
-
-def _end_process(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(1)
+    if jax.process_count() == 1:
+        return f()
+    outcome = ""
+    if jax.process_index() == 0:
+        try:
+            outcome = json.dumps({"value": f()})
+        except error as raised:
+            outcome = json.dumps({"error": str(raised)})
+    data = np.frombuffer(outcome.encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    padded = np.resize(data, length) if len(data) else np.zeros(length, np.uint8)
+    result = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))))
+    if "error" in result:
+        raise error(result["error"])
+    return result["value"]

@@ -275,7 +275,8 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
         return scores
     run = build(config)
     source = None if config.restore is None else restore.find(config)
-    finished = workdir.claim(folder, config)
+    finished = hosts.on_first(lambda: workdir.claim(folder, config), configs.ConfigError)
+    workdir.check_shared(folder)
     if finished is not None:
         console.print(f"{folder} holds this run, finished; nothing to do")
         console.print(summary_table(finished))
@@ -306,13 +307,12 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
     first = start + run.executables
     with (
         Sigterm() as terminated,
-        hosts.Watchdog(folder / "processes", config.watchdog_seconds) as watchdog,
         contextlib.closing(checkpoints),
         Trace(folder / "profile", first, config.profile_steps) as trace,
         RunLog(folder, config.steps, console, start, board, quiet=not is_first) as log,
     ):
         for step in _loop(run, state, start, checkpoints, window, clock, log, sent, terminated):
-            watchdog.step(step)
+            hosts.taken(step)
             trace.step(step)
         evaluated = log.last_evaluation()
     summary = {

@@ -45,6 +45,19 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> dict[str, Any] | None:
         raise ConfigError(f"--workdir={workdir} cannot be used: {error}; write another") from error
 
 
+def check_shared(workdir: pathlib.Path) -> None:
+    """Check that this process sees what process 0 claimed.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if not (workdir / "config.json").exists():
+        raise ConfigError(
+            f"--workdir={workdir} is not here what it is to process 0; write one on a file system "
+            "that all hosts share"
+        )
+
+
 def source_nodes(folder: pathlib.Path, config: ConfigDict, field: str = "config.restore") -> int:
     """The number of nodes of the run in `folder`, whose checkpoint a run of `config` starts from.
 
