@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import FrameType
 
 # Seconds in which the others of a failed process find out, say so, and end by themselves.
 PATIENCE = 4.0
@@ -28,10 +27,15 @@ class Launcher:
     def __init__(self, command: list[str], processes: int, devices: int, grace: float):
         self._grace = grace
         self._lock = threading.Lock()
+        self._children: list[subprocess.Popen] = []
+        self._stops = False
+        # Before there are children: one that this process left behind would run for ever.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
         environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONUNBUFFERED": "1"}
-        self._children = [
+        self._children += [
             subprocess.Popen(
                 [
                     *command,
@@ -55,10 +59,16 @@ class Launcher:
         ]
         for reader in self._readers:
             reader.start()
+        if self._stops:
+            self.stop()
 
-    def signal(self, number: int, frame: FrameType | None = None) -> None:
+    def stop(self) -> None:
+        """Send SIGTERM to all; to those that are not started yet, once they are."""
+        self._stops = True
+        self.signal(signal.SIGTERM)
+
+    def signal(self, number: int) -> None:
         """Send a signal to those that still run."""
-        del frame
         for child in self._children:
             if child.poll() is None:
                 child.send_signal(number)
@@ -102,10 +112,7 @@ def main() -> None:
     if given.processes < 1 or given.devices < 1:
         parser.error("--processes and --devices must be at least 1")
     command = [sys.executable, "-m", given.module, *given.arguments]
-    launcher = Launcher(command, given.processes, given.devices, given.grace)
-    signal.signal(signal.SIGTERM, launcher.signal)
-    signal.signal(signal.SIGINT, lambda *_: launcher.signal(signal.SIGTERM))
-    sys.exit(launcher.wait())
+    sys.exit(Launcher(command, given.processes, given.devices, given.grace).wait())
 
 
 if __name__ == "__main__":

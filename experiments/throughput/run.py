@@ -107,6 +107,18 @@ def together_cost(fields: dict[str, Any], steps: int, members: int = 4) -> dict:
     return ratio(lambda _: seconds(every, members), lambda _: seconds(every, 1), 1)
 
 
+def table(results: list[dict]) -> str:
+    rows = ["| task | ratio of step times | median (quartiles) | ms |", "|---|---|---|---|"]
+    for result in results:
+        low, high = result["quartiles"]
+        above, below = result["ms"]
+        rows.append(
+            f"| {result['task']} | {result['what']} | {result['ratio']:.3f} ({low:.3f} … "
+            f"{high:.3f}) | {above:.1f} / {below:.1f} |"
+        )
+    return "\n".join(rows)
+
+
 def main() -> None:
     results = []
     for task, (fields, count) in TASKS.items():
@@ -122,6 +134,7 @@ def main() -> None:
     results[-1] |= together_cost(small, steps=200)
     print(json.dumps(results[-1]), flush=True)
     (HERE / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
+    print(table(results))
 
 
 if __name__ == "__main__":
