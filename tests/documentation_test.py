@@ -12,6 +12,7 @@ import jupytext
 import pytest
 
 from experiments.quickstart import run as quickstart_study
+from experiments.throughput import run as throughput_study
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -84,6 +85,12 @@ def test_quickstart_table_is_its_results():
         ("allreduce Adam", "allreduce Adam"),
     ]:
         assert f"| {ours} | {means[theirs][0]} %" in README
+
+
+def test_throughput_table_is_its_results():
+    folder = ROOT / "experiments" / "throughput"
+    results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert throughput_study.table(results) in (folder / "README.md").read_text()
 
 
 def test_a_small_cell_of_the_quickstart_study_runs():

@@ -1,6 +1,6 @@
 """What gossip, data loading and a loop over runs cost a step, side by side in one process.
 
-Run: python -m experiments.throughput.run   (about six minutes on two cores)
+Run: python -m experiments.throughput.run   (about nine minutes on two cores)
      data: python -m jaxdec.data prepare fashion_mnist; python -m jaxdec.data prepare stdlib
 
 Writes results.jsonl beside this file and prints the table. Each figure is a ratio of step times,
