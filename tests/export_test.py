@@ -9,6 +9,7 @@ from flax import nnx
 from configs import quickstart
 from jaxdec import data, export, models
 from jaxdec.train import train_and_evaluate
+from tests import runs
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +17,10 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = quickstart.get_config()
     short = {"steps": 12, "eval_every": 12, "batch_size": 32, "algorithm.learning_rate": 0.01}
-    model = {"model.name": "resnet20", "model.hidden": None, "model.width": 4, "model.count": 1}
-    config.update_from_flattened_dict(short | model)
-    return folder, train_and_evaluate(config, folder)
+    config.update_from_flattened_dict(short | {"model.name": "small_norm", "model.hidden": None})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.NAMES, "small_norm", runs.SmallNorm)
+        yield folder, train_and_evaluate(config, folder)
 
 
 def test_the_mean_model_loads_without_jaxdecs_trainer(run, tmp_path, capsys):
@@ -27,7 +29,7 @@ def test_the_mean_model_loads_without_jaxdecs_trainer(run, tmp_path, capsys):
     assert "mean model of step 12" in capsys.readouterr().out
 
     def make():
-        return models.ResNet20((8, 8), 10, width=4, count=1, rngs=nnx.Rngs(0))
+        return runs.SmallNorm((8, 8), 10, rngs=nnx.Rngs(0))
 
     graph, abstract = nnx.split(nnx.eval_shape(make))
     model = nnx.merge(graph, ocp.StandardCheckpointer().restore(tmp_path / "out", abstract))

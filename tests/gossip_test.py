@@ -79,8 +79,16 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("wire", [None, "bfloat16", "float16"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "wire"),
+    [
+        ("float32", None),
+        ("float32", "bfloat16"),
+        ("float32", "float16"),
+        ("bfloat16", None),
+        ("bfloat16", "bfloat16"),
+    ],
+)
 @pytest.mark.parametrize(
     ("graph", "lift"),
     [(graph, lift) for graph in GRAPHS for lift in lifts.LIFTS]

@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs import quickstart
-from jaxdec import data, plots, train
+from jaxdec import data, models, plots, train
 from jaxdec import topology as topologies
 from jaxdec.checkpoint import Checkpoints
 from jaxdec.config import (
@@ -363,8 +363,7 @@ def test_accumulation_is_the_same_step():
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
-IMAGES = {"data.name": "digits", "model.hidden": None, "batch_size": 64}
-SMALL_RESNET = {**IMAGES, "model.name": "resnet20", "model.width": 4, "model.count": 1}
+SMALL_NORM = {"model.name": "small_norm", "model.hidden": None, "batch_size": 64}
 DROPOUT_GPT = {
     "model.name": "gpt",
     "model.hidden": None,
@@ -380,9 +379,12 @@ DROPOUT_GPT = {
 
 @pytest.mark.parametrize("lift", ["simulate", "mesh"])
 @pytest.mark.parametrize("batches", [0, 3])
-def test_batch_statistics_are_node_local_and_meant_or_gathered_for_the_mean_model(batches, lift):
+def test_batch_statistics_are_node_local_and_meant_or_gathered_for_the_mean_model(
+    batches, lift, monkeypatch
+):
+    monkeypatch.setitem(models.NAMES, "small_norm", runs.SmallNorm)
     fields = {"data.partition": "by_class", "recalibrate_batches": batches, "lift": lift}
-    run = build(_config(**SMALL_RESNET, **fields))
+    run = build(_config(**SMALL_NORM, **fields))
     state, source = run.initial_state(), run.batches()
     step = run.train_step()
     for t in range(3):
