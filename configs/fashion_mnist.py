@@ -3,8 +3,8 @@
 Claim: none of a paper's; the smallest run on real photographs.
 Run: python -m jaxdec --config=configs/fashion_mnist.py --workdir=DIR
      data: python -m jaxdec.data prepare fashion_mnist
-Expect: measured, mean model: test accuracy 0.899, loss 0.284 (seed 0 alone, jax 0.10.2); three CPU
-    minutes, five and a half minutes on 2 cores shared with other work.
+Expect: 0.906 test accuracy of the mean model, loss 0.268, in 2 min 40 s; seed 0 only (measured on
+     2 CPU cores, jax 0.10.2). With the model's own channels, (16, 32): 0.900.
 Hardware: any; 2 CPU cores simulate the nodes.
 """
 
@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
 
     config.data.name = "fashion_mnist"
     config.model.name = "cnn"
+    config.model.channels = (32, 64)
 
     config.log_every = 20
     config.eval_every = config.get_ref("steps") // EPOCHS  # an epoch
