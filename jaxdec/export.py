@@ -1,7 +1,6 @@
 """Write a run's mean model as a plain Flax NNX checkpoint: python -m jaxdec.export WORKDIR OUT."""
 
 import argparse
-import json
 import pathlib
 import sys
 
@@ -10,8 +9,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from jaxdec import config as configs
-from jaxdec import train
-from jaxdec.checkpoint import CheckpointError, Checkpoints
+from jaxdec import restore, train
+from jaxdec.checkpoint import CheckpointError
+from jaxdec.workdir import read_config
 
 
 def export(workdir: pathlib.Path, out: pathlib.Path) -> int:
@@ -21,16 +21,10 @@ def export(workdir: pathlib.Path, out: pathlib.Path) -> int:
       ConfigError: no run is there, it has no checkpoint, or `out` exists.
       CheckpointError: the checkpoint cannot be read.
     """
-    try:
-        config = ConfigDict(json.loads((workdir / "config.json").read_text()))
-    except (OSError, json.JSONDecodeError) as error:
-        raise configs.ConfigError(f"{workdir} holds no run ({error})") from error
+    config = ConfigDict(read_config(workdir, str(workdir)))
     if out.exists():
         raise configs.ConfigError(f"{out} exists; write another folder")
-    checkpoints = Checkpoints(workdir, read_only=True)
-    step = checkpoints.latest_step()
-    if step is None:
-        raise configs.ConfigError(f"{workdir} holds no checkpoint yet")
+    checkpoints, step = restore.newest(workdir, str(workdir))
     config.lift = "simulate"  # one device is enough
     run = train.build(config)
     state, _ = checkpoints.restore(step, run.initial_state())

@@ -87,14 +87,13 @@ class Placement:
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Arrays that every process has whole and all nodes share."""
-        if self.mesh is None:
+        sharding = self.replicated
+        if sharding is None:
             return jax.tree.map(jnp.asarray, tree)
-
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
-            return jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
+            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
         return jax.tree.map(put, tree)
 

@@ -37,17 +37,25 @@ def find(config: ConfigDict) -> Source:
     """
     folder = pathlib.Path(config.restore)
     theirs = workdir.source_nodes(folder, config)
-    found = (folder / "checkpoints").is_dir()
-    latest = Checkpoints(folder, read_only=True).latest_step() if found else None
-    if latest is None:
-        raise ConfigError(
-            f"config.restore={folder} holds no checkpoint yet; let that run write one"
-        )
+    _, latest = newest(folder, f"config.restore={folder}")
     if latest >= config.steps:
         raise ConfigError(
             f"config.restore={folder} is at step {latest} already; write config.steps above it"
         )
     return Source(folder, latest, theirs)
+
+
+def newest(folder: pathlib.Path, named: str) -> tuple[Checkpoints, int]:
+    """The checkpoints of the run in a folder, read-only, and the step of the newest.
+
+    Raises:
+      ConfigError: there is none; the message calls the folder `named`.
+    """
+    if (folder / "checkpoints").is_dir():
+        checkpoints = Checkpoints(folder, read_only=True)
+        if (latest := checkpoints.latest_step()) is not None:
+            return checkpoints, latest
+    raise ConfigError(f"{named} holds no checkpoint yet; let that run write one")
 
 
 def adopt(

@@ -27,9 +27,6 @@ from jaxdec.state import AXES, TrainState
 
 Overrides = dict[str, Any]
 
-# What may differ between runs of one program.
-FREE = ("seed", "algorithm.learning_rate")
-
 
 def read(path: str) -> list[tuple[Overrides, ConfigDict]]:
     """The runs of a config file: what each overrides, and its config.
@@ -59,7 +56,9 @@ def read(path: str) -> list[tuple[Overrides, ConfigDict]]:
 
 
 def groups(runs: Sequence[tuple[Overrides, ConfigDict]], most: int) -> list[list[int]]:
-    """Indices of the runs that train together: alike but for `FREE`, `most` at a time.
+    """Indices of the runs that train together: alike but for seed and learning rate.
+
+    At most `most` of them at a time.
 
     >>> from configs import quickstart
     >>> def run(**overrides):
@@ -82,7 +81,7 @@ def groups(runs: Sequence[tuple[Overrides, ConfigDict]], most: int) -> list[list
 
 
 class Together:
-    """Runs that are alike but for `FREE`, trained in one program on one device.
+    """Runs that are alike but for seed and learning rate, trained in one program on one device.
 
     `nodes.simulate` under a further `vmap` over runs; the learning rate is an argument.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +178,7 @@ class Run:
             pooled if jax.tree.leaves(self.model.statistics) else (),
         )
 
-    @property
+    @functools.cached_property
     def executables(self) -> int:
         """Compiled steps: one for each distinct round, and shape of a batch."""
         return len(set(self.phases)) * self._node_batches(None).distinct_shapes
@@ -238,10 +239,7 @@ def evaluate_checkpoint(config: ConfigDict, folder: str | pathlib.Path) -> dict[
     theirs = workdir.source_nodes(folder, config, field="--workdir")
     if theirs != config.nodes:
         raise configs.ConfigError(f"--workdir={folder} is a run of config.nodes={theirs}; write it")
-    checkpoints = Checkpoints(folder, read_only=True)
-    step = checkpoints.latest_step()
-    if step is None:
-        raise configs.ConfigError(f"--workdir={folder} holds no checkpoint yet")
+    checkpoints, step = restore.newest(folder, f"--workdir={folder}")
     state, _ = checkpoints.restore(step, run.initial_state())
     evaluation = run.evaluation()
     scores = evaluation(state.params, state.statistics) | run.final_scores(evaluation, state)

@@ -69,12 +69,7 @@ def source_nodes(folder: pathlib.Path, config: ConfigDict, field: str = "config.
     Raises:
       ConfigError: no run is there, or one of another model or algorithm.
     """
-    try:
-        theirs = _read(folder / "config.json")
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(
-            f"{field}={folder} holds no run ({error}); write the --workdir of one"
-        ) from error
+    theirs = read_config(folder, f"{field}={folder}")
     ours = json.loads(config.to_json())
     found = differences(_shape_of(theirs), _shape_of(ours))
     if found:
@@ -82,6 +77,18 @@ def source_nodes(folder: pathlib.Path, config: ConfigDict, field: str = "config.
             f"{field}={folder} is of another run, with {'; '.join(found)}; make them equal"
         )
     return theirs["nodes"]
+
+
+def read_config(folder: pathlib.Path, named: str) -> dict[str, Any]:
+    """The config of the run in a folder, which errors call `named`.
+
+    Raises:
+      ConfigError: no run is there.
+    """
+    try:
+        return _read(folder / "config.json")
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{named} holds no run ({error}); write the --workdir of one") from error
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
