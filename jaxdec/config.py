@@ -169,6 +169,12 @@ def make_batches(
         return dataset.batches(parts, batch_size, config.seed, config.steps, nodes)
 
 
+def batch_shapes(config: ConfigDict, *, abstract: bool = False) -> int:
+    """How many shapes the training batches of a run have."""
+    dataset = make_dataset(config, abstract=abstract)
+    return make_batches(config, dataset, make_partition(config, dataset)).distinct_shapes
+
+
 def lift_of(config: ConfigDict) -> str:
     """Either "mesh", where there are devices enough for one node each, or "simulate".
 
@@ -277,8 +283,7 @@ def validate(config: ConfigDict, *, abstract: bool = False) -> None:
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
-    dataset = make_dataset(config, abstract=abstract)
-    shapes = make_batches(config, dataset, make_partition(config, dataset)).distinct_shapes
+    shapes = batch_shapes(config, abstract=abstract)
     rounds = len(set(phases(config, topology)))
     if rounds * shapes > config.max_executables:
         batches = f", times {shapes} shapes of batches" if shapes > 1 else ""

@@ -6,11 +6,12 @@ DIR/results.jsonl is written once it is done; the same command does what is miss
 
 import argparse
 import functools
+import hashlib
 import importlib.util
 import json
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,9 +44,20 @@ def read(path: str) -> list[tuple[Overrides, ConfigDict]]:
         raise configs.ConfigError(f"--config={path} has no sweep(add); write one beside get_config")
     added: list[Overrides] = []
     module.sweep(lambda **overrides: added.append(overrides))
+    return configured(module.get_config, added)
+
+
+def configured(
+    get_config: Callable[[], ConfigDict], added: Iterable[Overrides]
+) -> list[tuple[Overrides, ConfigDict]]:
+    """The runs that override so much of a config.
+
+    Raises:
+      ConfigError: one of them cannot run.
+    """
     found = []
     for overrides in added:
-        config = module.get_config().lock()
+        config = get_config().lock()
         try:
             config.update_from_flattened_dict(overrides)
         except (AttributeError, KeyError, TypeError) as error:
@@ -58,7 +70,8 @@ def read(path: str) -> list[tuple[Overrides, ConfigDict]]:
 def groups(runs: Sequence[tuple[Overrides, ConfigDict]], most: int) -> list[list[int]]:
     """Indices of the runs that train together: alike but for seed and learning rate.
 
-    At most `most` of them at a time.
+    At most `most` of them at a time. Where batches differ in shape, so do those of two seeds, and
+    each seed is apart.
 
     >>> from configs import quickstart
     >>> def run(**overrides):
@@ -71,7 +84,9 @@ def groups(runs: Sequence[tuple[Overrides, ConfigDict]], most: int) -> list[list
     alike: dict[str, list[int]] = {}
     for index, (_, config) in enumerate(runs):
         common = json.loads(config.to_json())
-        common["seed"] = common["algorithm"]["learning_rate"] = None
+        common["algorithm"]["learning_rate"] = None
+        if configs.batch_shapes(config) == 1:
+            common["seed"] = None
         alike.setdefault(json.dumps(common, sort_keys=True), []).append(index)
     return [
         members[first : first + most]
@@ -138,7 +153,7 @@ class Together:
         for index, each in enumerate(self._runs):
             own = jax.tree.map(lambda x, i=index: x[i], state)
             losses = np.asarray(metrics["train/loss_nodes"][index], np.float64)
-            scores = evaluation(own.params, own.statistics)
+            scores = evaluation(own.params, own.statistics) | each.final_scores(evaluation, own)
             yield {
                 "algorithm": config.algorithm.name,
                 "topology": config.topology.name,
@@ -153,7 +168,7 @@ class Together:
 def sweep(
     runs: Sequence[tuple[Overrides, ConfigDict]], folder: pathlib.Path, most: int = 8
 ) -> list[dict[str, Any]]:
-    """Do the runs that folder/results.jsonl lacks. Returns all its lines, in the order of runs."""
+    """Do the runs that folder/results.jsonl lacks. Returns their lines, in the order of runs."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.jsonl"
     done = _lines(path)
@@ -173,7 +188,7 @@ def sweep(
 def _key(config: ConfigDict) -> str:
     fields = json.loads(config.to_json())
     del fields["lift"]
-    return json.dumps(fields, sort_keys=True)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _lines(path: pathlib.Path) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,81 @@
+"""A byte-level GPT on four and on eight nodes, beside allreduce at equal tokens.
+
+Run: python -m experiments.stdlib_gpt.run   (about 50 minutes on two cores)
+     data: python -m jaxdec.data prepare stdlib
+
+Writes results.jsonl beside this file and fills the README's table. Finished runs are not done
+again.
+"""
+
+import pathlib
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs import stdlib_gpt
+from experiments.study import Cell, Study, markdown, mean_and_error, put_table
+
+HERE = pathlib.Path(__file__).parent
+RATES = (2e-3, 4e-3, 8e-3)
+
+
+def get_config() -> ConfigDict:
+    """The config's model made smaller, so that a run takes about a minute and a half."""
+    config = stdlib_gpt.get_config()
+    config.batch_size = 64
+    config.steps = 400
+    config.data.context = 128
+    config.model.layers = 3
+    config.model.width = 96
+    config.eval_batch = 100
+    config.eval_examples = 1000
+    return config
+
+
+ALLREDUCE = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
+study = Study(
+    HERE,
+    get_config,
+    {"allreduce Adam, 8 nodes": Cell(ALLREDUCE, RATES)}
+    | {
+        f"{label}, {nodes} nodes": Cell({"algorithm.name": name, "nodes": nodes}, RATES)
+        for nodes in (4, 8)
+        for label, name in (
+            ("decentralized Adam", "decentralized_adamw"),
+            ("accumulated Adam", "accumulated_adamw"),
+        )
+    },
+    score="eval/loss",
+)
+STUDIES = (study,)
+
+
+def tables() -> dict[str, str]:
+    """The README's table, from results.jsonl."""
+    outcomes = study.outcomes()
+    base = outcomes["allreduce Adam, 8 nodes"].values("eval/loss").mean()
+    rows = []
+    for name, outcome in outcomes.items():
+        losses = outcome.values("eval/loss")
+        rows.append(
+            [
+                name,
+                mean_and_error(losses / np.log(2), 3),
+                f"{100 * (losses.mean() / base - 1):+.2f} %",
+                f"{outcome.rate:g}" + "†" * outcome.at_edge,
+                mean_and_error(outcome.values("consensus_distance"), 3),
+            ]
+        )
+    header = ["run", "bits a byte", "against allreduce", "learning rate", "consensus distance"]
+    return {"gpt": markdown(header, rows)}
+
+
+def main() -> None:
+    study.run(most=3)
+    for name, table in tables().items():
+        put_table(HERE / "README.md", name, table)
+        print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What the studies share: runs tuned alike, error bars, and tables that READMEs hold."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxdec import sweep
+
+
+class Cell(NamedTuple):
+    """What is compared: a method in its setting, and the learning rates to try."""
+
+    overrides: dict[str, Any]
+    rates: Sequence[float]
+
+    def at(self, rate: float, seed: int) -> dict[str, Any]:
+        """What one run overrides."""
+        return self.overrides | {"algorithm.learning_rate": rate, "seed": seed}
+
+
+class Outcome(NamedTuple):
+    """A cell at the best of its rates."""
+
+    rate: float
+    at_edge: bool  # it is the least or the largest that was tried
+    lines: list[dict[str, Any]]  # of results.jsonl, by seed
+
+    def values(self, name: str) -> np.ndarray:
+        """A field's values over seeds."""
+        return np.array([line[name] for line in self.lines], float)
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Cells tuned alike: every rate with the first seed, and the best again with the others.
+
+    The first seed chooses the rate and is not reported.
+
+    Args:
+      folder: gets results.jsonl; runs that it holds are not done again.
+      get_config: the config that cells override.
+      cells: by name.
+      score: the field to tune for; a loss is to be small.
+      seeds: the first one tunes.
+    """
+
+    folder: pathlib.Path
+    get_config: Callable[[], ConfigDict]
+    cells: Mapping[str, Cell]
+    score: str = "eval/accuracy"
+    seeds: Sequence[int] = (0, 1, 2, 3)
+
+    def run(self, most: int = 8) -> dict[str, Outcome]:
+        """Do what is missing, at most so many runs in a program."""
+        first, *others = self.seeds
+        self._sweep(
+            [cell.at(rate, first) for cell in self.cells.values() for rate in cell.rates], most
+        )
+        best = {name: self._best(cell) for name, cell in self.cells.items()}
+        self._sweep(
+            [self.cells[name].at(best[name], seed) for name in self.cells for seed in others], most
+        )
+        return self.outcomes()
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """What results.jsonl says of every cell."""
+        found = {}
+        for name, cell in self.cells.items():
+            rate = self._best(cell)
+            lines = [self._line(cell.at(rate, seed)) for seed in self.seeds[1:]]
+            found[name] = Outcome(rate, rate in (min(cell.rates), max(cell.rates)), lines)
+        return found
+
+    def _sweep(self, added: list[dict[str, Any]], most: int) -> None:
+        sweep.sweep(sweep.configured(self.get_config, added), self.folder, most)
+
+    def _best(self, cell: Cell) -> float:
+        found = [self._line(cell.at(rate, self.seeds[0]))[self.score] for rate in cell.rates]
+        scores = -np.array(found) if self.score.endswith("loss") else np.array(found)
+        return cell.rates[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
+
+    def _line(self, overrides: dict[str, Any]) -> dict[str, Any]:
+        for line in read_lines(self.folder):
+            if line["overrides"] == json.loads(json.dumps(overrides)):
+                return line
+        raise LookupError(f"{self.folder}/results.jsonl lacks {overrides}; run the study")
+
+
+def read_lines(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """A study's results."""
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def mean_and_error(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
+    """The mean ± its standard error.
+
+    >>> mean_and_error([1.0, 2.0, 3.0])
+    '2.00 ± 0.58'
+    """
+    error = np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table.
+
+    >>> print(markdown(["a", "b"], [["1", "2"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    lines = [header, *rows]
+    first, *others = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([first, "|" + "---|" * len(header), *others])
+
+
+def put_table(readme: pathlib.Path, name: str, table: str) -> None:
+    """Put a table into a README, between the comments "table NAME" and "/table".
+
+    Raises:
+      ValueError: it has no such place.
+    """
+    text = readme.read_text()
+    place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- /table -->)", re.DOTALL)
+    if not place.search(text):
+        raise ValueError(f"{readme} has no place for table {name}")
+    readme.write_text(place.sub(lambda found: found[1] + table + "\n" + found[2], text))
