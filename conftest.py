@@ -1,6 +1,10 @@
 """Eight CPU devices and strict array semantics, for the tests and the doctests alike."""
 
+import os
 import pathlib
+
+# Most of the tests' time is compiling. XLA's own passes stay; LLVM's go. For commands run too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 

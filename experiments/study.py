@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from ml_collections import ConfigDict
 
 from jaxdec import sweep
@@ -92,9 +93,9 @@ class Study:
         raise LookupError(f"{self.folder}/results.jsonl lacks {overrides}; run the study")
 
 
-def read_lines(folder: pathlib.Path) -> list[dict[str, Any]]:
+def read_lines(folder: pathlib.Path, name: str = "results.jsonl") -> list[dict[str, Any]]:
     """A study's results."""
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
@@ -103,8 +104,24 @@ def mean_and_error(values: Sequence[float] | np.ndarray, digits: int = 2) -> str
     >>> mean_and_error([1.0, 2.0, 3.0])
     '2.00 ± 0.58'
     """
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
+    return f"{np.mean(values):.{digits}f} ± {standard_error(values):.{digits}f}"
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """Of the mean: s/√n, s² with n − 1."""
+    return float(np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def difference(values: np.ndarray, others: np.ndarray, digits: int = 2) -> str:
+    """The difference of two means ± its standard error; ** where it is two of them or more.
+
+    >>> difference(np.array([5.0, 6.0]), np.array([1.0, 2.0]))
+    '+4.00 ± 0.71**'
+    """
+    error = np.hypot(standard_error(values), standard_error(others))
+    gap = np.mean(values) - np.mean(others)
+    mark = "**" if abs(gap) >= 2 * error else ""
+    return f"{gap:+.{digits}f} ± {error:.{digits}f}{mark}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -131,3 +148,9 @@ def put_table(readme: pathlib.Path, name: str, table: str) -> None:
     if not place.search(text):
         raise ValueError(f"{readme} has no place for table {name}")
     readme.write_text(place.sub(lambda found: found[1] + table + "\n" + found[2], text))
+
+
+def plot_means(axes: Axes, xs: Sequence[float], values: Sequence[np.ndarray], **style: Any) -> None:
+    """A line of means over seeds, with their standard errors."""
+    means, errors = [np.mean(v) for v in values], [standard_error(v) for v in values]
+    axes.errorbar(xs, means, errors, marker="o", markersize=4, capsize=2, **style)

@@ -136,8 +136,8 @@ class Together:
 
         self._step = every
 
-    def results(self) -> Iterator[dict[str, Any]]:
-        """Train, and give each run's scores: those of its summary.json, and its last losses."""
+    def train(self) -> tuple[list[TrainState], list[dict[str, jax.Array]]]:
+        """Every run's state of all nodes after its steps, and the metrics of its last step."""
         run, config = self._runs[0], self._config
         states = [each.initial_state() for each in self._runs]
         state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
@@ -149,17 +149,22 @@ class Together:
             before = metrics
             state, metrics = self._step(state, batch, self._rates, self._seeds, phase=phase)
             jax.block_until_ready(before)
-        evaluation = run.evaluation()
-        for index, each in enumerate(self._runs):
-            own = jax.tree.map(lambda x, i=index: x[i], state)
-            losses = np.asarray(metrics["train/loss_nodes"][index], np.float64)
-            scores = evaluation(own.params, own.statistics) | each.final_scores(evaluation, own)
+        found = [jax.tree.map(lambda x, i=i: x[i], (state, metrics)) for i in range(len(states))]
+        return [own for own, _ in found], [last for _, last in found]
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        """Train, and give each run's scores: those of its summary.json, and its last losses."""
+        config, evaluation = self._config, self._runs[0].evaluation()
+        for run, state, metrics in zip(self._runs, *self.train(), strict=True):
+            losses = np.asarray(metrics["train/loss_nodes"], np.float64)
+            scores = evaluation(state.params, state.statistics)
+            scores |= run.final_scores(evaluation, state)
             yield {
                 "algorithm": config.algorithm.name,
                 "topology": config.topology.name,
                 "nodes": config.nodes,
                 "steps": config.steps,
-                "seed": each.config.seed,
+                "seed": run.config.seed,
                 "train/loss": float(losses.mean()),
                 **{name: np.asarray(value).tolist() for name, value in scores.items()},
             }

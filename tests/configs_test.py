@@ -30,8 +30,8 @@ CASES = [
 # A step of these is traced for ten seconds or more; what differs between their phases, the
 # exchanges, is lowered below with a small model.
 ONE_PHASE = {("gpt2_small",), ("imagenet_accumulated_adam",)}
-# These differ from 32k in the sizes of batches alone.
-NOT_LOWERED = {("imagenet_decentlam", "8k"), ("imagenet_decentlam", "16k")}
+# These differ from 2k in their schedule and the sizes of batches alone.
+NOT_LOWERED = {("imagenet_decentlam", size) for size in ("8k", "16k", "32k")}
 PARAMETERS = {
     ("cifar10", "resnet20"): 269_722,
     ("cifar10", "vgg16"): 14_728_266,

@@ -13,7 +13,7 @@ import pathlib
 from matplotlib.figure import Figure
 
 from configs import fashion_mnist
-from experiments.study import Cell, Outcome, Study, markdown, mean_and_error, put_table
+from experiments.study import Cell, Outcome, Study, markdown, mean_and_error, plot_means, put_table
 
 HERE = pathlib.Path(__file__).parent
 ALLREDUCE = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
@@ -117,9 +117,7 @@ def plot() -> Figure:
                 100 * outcomes[f"{method} {topology} {alpha}"].values("eval/accuracy")
                 for alpha in ALPHAS
             ]
-            means = [v.mean() for v in values]
-            errors = [v.std(ddof=1) / len(v) ** 0.5 for v in values]
-            axes.errorbar(range(len(ALPHAS)), means, errors, marker="o", capsize=3, label=method)
+            plot_means(axes, range(len(ALPHAS)), values, label=method)
         axes.set_xticks(range(len(ALPHAS)), [f"α = {alpha or '∞'}" for alpha in ALPHAS])
         axes.set_title(topology.replace("_", " "))
         axes.grid(alpha=0.3)

@@ -3,8 +3,6 @@
 import pathlib
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from jaxdec.data.dataset import ArrayExamples, Dataset
 
@@ -16,6 +14,9 @@ def load(data_dir: pathlib.Path) -> Dataset:
     >>> len(data.train), len(data.test), data.input_shape, data.classes
     (1437, 360, (8, 8), 10)
     """
+    from sklearn.datasets import load_digits  # takes over a second, which other sets need not pay
+    from sklearn.model_selection import train_test_split
+
     del data_dir  # scikit-learn brings them
     raw = load_digits()
     inputs = (raw.images / 16).astype(np.float32)
