@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 import jaxdec
+from experiments import logistic
 from experiments.study import markdown, mean_and_error, plot_means, put_table, read_lines
 
 HERE = pathlib.Path(__file__).parent
@@ -28,7 +29,8 @@ RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 MOMENTA = (0.5, 0.8, 0.9, 0.95)
 STEPS = 60_000
 SIGMA, BATCHES = 400.0, (1, 4, 16, 64, 256, 1024)
-SIZES, HORIZONS = (1, 2, 4, 8, 16), (500, 2000, 8000, 32_000)
+SIZES, HORIZONS = (1, 2, 4, 8, 16), (1000, 4000, 16_000, 64_000)
+SCALE = 1.0  # γ = SCALE √(n/K)
 SEEDS = range(3)
 
 
@@ -211,49 +213,19 @@ def linear() -> Iterable[dict[str, Any]]:
 
 
 def nonconvex() -> Iterable[dict[str, Any]]:
-    """Mean ‖∇f(x̄)‖² over K steps at γ = ½ √(n/K): logistic loss + 0.1 Σ x²/(1 + x²)."""
+    """Mean ‖∇f(x̄)‖² over K steps at γ = SCALE √(n/K)."""
     for n, K, seed in itertools.product(SIZES, HORIZONS, SEEDS):
+        name = "symmetric_exponential" if n > 2 else "complete"
+        gossip = jaxdec.Gossip(jaxdec.topology.by_name(name, n))
+        tx = jaxdec.algorithms.decentlam(gossip, SCALE * (n / K) ** 0.5, momentum=0.9)
+        data = logistic.examples(n, seed)
         yield {
             "study": "nonconvex",
             "nodes": n,
             "steps": K,
             "seed": seed,
-            "gradient": _nonconvex_gradient(n, K, seed),
+            "gradient": logistic.mean_squared_gradient(tx, data, K, seed),
         }
-
-
-def _nonconvex_gradient(n: int, K: int, seed: int, samples: int = 4096, dim: int = 20) -> float:
-    rng = np.random.default_rng(seed)
-    features = rng.standard_normal((samples, dim))
-    noise = rng.logistic(size=samples)
-    labels = np.sign(features @ rng.standard_normal(dim) + noise)
-    features, labels = (x.reshape(n, samples // n, -1) for x in (features, labels))
-
-    def loss(x: jax.Array, a: jax.Array, y: jax.Array) -> jax.Array:
-        fit = jnp.mean(jax.nn.softplus(-y[:, 0] * (a @ x)))
-        return fit + 0.1 * jnp.sum(x**2 / (1 + x**2))
-
-    name = "symmetric_exponential" if n > 2 else "complete"
-    gossip = jaxdec.Gossip(jaxdec.topology.by_name(name, n))
-    tx = jaxdec.algorithms.decentlam(gossip, 0.05 * (n / K) ** 0.5 * 10 * 0.1, momentum=0.9)
-
-    def run(a: jax.Array, y: jax.Array, key: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(key, jax.lax.axis_index("node"))
-
-        def step(k: jax.Array, carry: Any) -> Any:
-            x, state, total = carry
-            row = jax.random.randint(jax.random.fold_in(key, k), (1,), 0, len(a))
-            gradient = jax.grad(loss)(x, a[row], y[row])
-            mean = jax.lax.pmean(x, "node")
-            full = jax.lax.pmean(jax.grad(loss)(mean, a, y), "node")
-            updates, state = tx.update(gradient, state, x, phase=0)
-            return x + updates, state, total + jnp.sum(full**2) / K
-
-        x = jnp.zeros(dim)
-        return jax.lax.fori_loop(0, K, step, (x, tx.init(x), jnp.zeros_like(x, shape=())))[2]
-
-    lifted = jaxdec.nodes.simulate(run, (0, 0, None), donate_argnums=())
-    return float(lifted(jnp.asarray(features), jnp.asarray(labels), jax.random.key(seed))[0])
 
 
 PARTS = {"limits": limits, "noisy": noisy, "linear": linear, "nonconvex": nonconvex}

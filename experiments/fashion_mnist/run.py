@@ -18,12 +18,14 @@ from experiments.study import Cell, Outcome, Study, markdown, mean_and_error, pl
 HERE = pathlib.Path(__file__).parent
 ALLREDUCE = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
 
+CNN_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+
 cnn = Study(
     HERE,
     fashion_mnist.get_config,
     {
-        "accumulated Adam, one-peer exponential": Cell({}, (1.5e-3, 3e-3, 6e-3)),
-        "allreduce Adam": Cell(ALLREDUCE, (1.5e-3, 3e-3, 6e-3)),
+        "accumulated Adam, one-peer exponential": Cell({}, CNN_RATES),
+        "allreduce Adam": Cell(ALLREDUCE, CNN_RATES),
     },
 )
 

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from configs import quickstart
+from experiments.study import mean_and_error
 from jaxdec.train import train_and_evaluate
 
 HERE = pathlib.Path(__file__).parent
@@ -57,14 +58,10 @@ def table(results: list[dict]) -> str:
     for name in RUNS:
         own = [result for result in results if result["run"] == name]
         cells = [
-            _mean_and_error([100 * r[key] for r in own]) for key in ("accuracy", "accuracy_nodes")
+            mean_and_error([100 * r[key] for r in own]) for key in ("accuracy", "accuracy_nodes")
         ]
         rows.append(f"| {name} | {cells[0]} | {cells[1]} | {own[0]['bytes_sent'] / 1e6:.2f} |")
     return "\n".join(rows)
-
-
-def _mean_and_error(values: list[float]) -> str:
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
 
 
 def plot(results: list[dict]) -> Figure:

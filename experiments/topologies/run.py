@@ -44,12 +44,17 @@ def consensus(topology: jaxdec.Topology) -> tuple[list[float], list[float]]:
     gossip = jaxdec.Gossip(topology)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((topology.n, DIM)))
     step = jaxdec.nodes.simulate(lambda x, *, phase: x + gossip(x, phase), donate_argnums=())
-    start = np.linalg.norm(x - x.mean(axis=0))
+
+    def distance(x: jax.Array) -> float:
+        models = np.asarray(x)
+        return float(np.linalg.norm(models - models.mean(axis=0)))
+
+    start = distance(x)
     distances, sent = [1.0], [0.0]
     for t in range(MOST):
         phase = topology.phase(t)
         x = step(x, phase=phase)
-        distances.append(float(np.linalg.norm(x - x.mean(axis=0)) / start))
+        distances.append(distance(x) / start)
         sent.append(sent[-1] + gossip.bytes_sent(x[0], phase) / x[0].nbytes)
         if distances[-1] < TARGET:
             break
