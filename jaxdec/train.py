@@ -187,7 +187,7 @@ class Run:
         """What takes too long to be scored along the way: BLEU of the mean model's translations."""
         if not isinstance(self.dataset, data.Translation):
             return {}
-        model = nnx.eval_shape(lambda: configs.make_model(self.config, self.dataset))
+        model: Any = nnx.eval_shape(lambda: configs.make_model(self.config, self.dataset))
         mean, _ = evaluation.mean_model(state.params, state.statistics)
         return {"eval/bleu": translate.evaluate(self.dataset, translate.searcher(model), mean)}
 

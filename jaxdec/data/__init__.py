@@ -11,11 +11,12 @@ from jaxdec import registry
 from jaxdec.data import (
     cifar10,
     digits,
+    ding,
     fashion_mnist,
     imagenet,
     stdlib,
     token_files,
-    translation,
+    wmt14,
 )
 from jaxdec.data.dataset import (
     ArrayExamples,
@@ -38,8 +39,9 @@ NAMES: dict[str, Callable[..., Any]] = {
     "fashion_mnist": fashion_mnist.load,
     "imagenet2012": imagenet.load,
     "stdlib": stdlib.load,
-    "trans_de_en": translation.load,
+    "trans_de_en": ding.load,
     "tokens": token_files.load,
+    "wmt14_en_de": wmt14.load,
 }
 
 

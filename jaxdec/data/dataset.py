@@ -18,7 +18,10 @@ _AUGMENTATION = 1
 class Examples(Protocol):
     """One split, by index."""
 
-    groups: np.ndarray  # int [examples]: what a partition sorts by, a class or a source file
+    @property
+    def groups(self) -> np.ndarray:
+        """Int [examples]: what a partition sorts by, a class or a source file."""
+        ...
 
     def __len__(self) -> int: ...
 
