@@ -13,7 +13,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from jaxdec.data import __main__ as command
-from jaxdec.data import ding, records, translation, wmt14
+from jaxdec.data import ding, outline, partition, records, translation, wmt14
 from jaxdec.data.buckets import BucketedNodeBatches, least_padding
 from jaxdec.data.translation import BEGIN, END, PAD, SentencePairs, Texts
 from jaxdec.models import transformer
@@ -309,6 +309,28 @@ def test_wmt14_by_the_real_specification_of_tfds(tmp_path, monkeypatch):
     metadata = json.loads((tmp_path / wmt14.NAME / "metadata.json").read_text())
     assert metadata["tfds"] == "wmt14_translate/de-en/1.0.0"
     assert metadata["dropped"] == 1
+
+
+@pytest.mark.parametrize(("name", "classes"), [("trans_de_en", 4000), ("wmt14_en_de", 37_000)])
+def test_an_outline_gives_batches_as_the_sets_do(name, classes, data):
+    outlined, again = outline(name), outline(name)
+    np.testing.assert_array_equal(outlined.train.sources.lengths, again.train.sources.lengths)
+    assert outlined.classes == classes
+    batches = [
+        found.batches(partition.iid(found.train.groups, 2, seed=0), 2000, 0, steps=9)
+        for found in (outlined, data)
+    ]
+    assert batches[0].distinct_shapes == 4
+    for shape in range(4):
+        ours, theirs = (each.abstract(shape) for each in batches)
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(np.int32)}
+        rows, source, target = batches[0].shapes[shape]
+        assert ours["inputs"]["source"].shape == (rows, source)
+        assert ours["labels"].shape == (rows, target)
+    assert jax.tree.map(np.shape, batches[0][0]) == jax.tree.map(
+        lambda x: (2, *x.shape), batches[0].abstract(batches[0].bucket(0))
+    )
 
 
 def numbered(count, seed=0, longest=12):

@@ -78,8 +78,6 @@ def outline(name: str, **fields: Any) -> Dataset:
     (224, 224, 3)
     """
     registry.lookup("data", NAMES, name, fields, given=1)
-    if name not in OUTLINES:
-        raise ValueError(f"data.name={name!r} has no outline: its shapes come from its text")
     shapes = {field: fields[field] for field in ("context", "vocabulary") if field in fields}
     return OUTLINES[name].dataset(**shapes)
 
