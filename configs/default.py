@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     config.seed = 0  # of initialization, partition and batches
     config.nodes = 8  # replicas of the model
     config.steps = 1000  # training steps
-    # Examples a step over all nodes, a multiple of nodes × accumulate; of trans_de_en, tokens.
+    # Examples a step over all nodes, a multiple of nodes × accumulate; of translations, tokens.
     config.batch_size = 128
     config.accumulate = 1  # parts that a node takes its batch in, one after another
     config.lift = "auto"  # "simulate" (one device), "mesh" (one node a device), or "auto"

@@ -106,7 +106,7 @@ def make_schedule(config: ConfigDict, peak: float | None = None) -> optax.Schedu
 
 
 def _inverse_sqrt(peak: float, warmup: int, count: Any) -> Any:
-    return peak * jnp.sqrt(warmup / (count + warmup))
+    return peak * jnp.sqrt(warmup / jnp.maximum(count + warmup, warmup))
 
 
 def make_algorithm(

@@ -142,21 +142,25 @@ class Run:
         step: Any = jax.ShapeDtypeStruct((), np.int32, sharding=self.placement.replicated)
         return TrainState(step, params, statistics, opt_state)
 
-    def abstract_batch(self) -> data.Batch:
-        """The shapes, dtypes and placement of a step's batch; one example is looked at."""
-        example = self.dataset.train.take(np.zeros(1, int))
-        size = self.config.batch_size // self.config.nodes
-        return self.placement.abstract(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), example)
-        )
+    @property
+    def batch_shapes(self) -> int:
+        """How many shapes batches have: one, but for sentence pairs."""
+        return self._all_batches.distinct_shapes
 
-    def lower(self, phase: int) -> jax.stages.Lowered:
+    def abstract_batch(self, shape: int = 0) -> data.Batch:
+        """The shapes, dtypes and placement of a step's batch, of one of `batch_shapes`."""
+        return self.placement.abstract(self._all_batches.abstract(shape))
+
+    def lower(self, phase: int, shape: int = 0) -> jax.stages.Lowered:
         """The training step of a phase for the placement's devices, traced and not compiled.
+
+        Its batch has one of `batch_shapes`; those of sentence pairs are sorted by length.
 
         For other devices, which need not be here:
         `dataclasses.replace(run, placement=Placement(nodes, mesh)).lower(phase)`.
         """
-        return self.train_step().lower(self.abstract_state(), self.abstract_batch(), phase=phase)
+        batch = self.abstract_batch(shape)
+        return self.train_step().lower(self.abstract_state(), batch, phase=phase)
 
     def batches(self, start: int = 0) -> Iterator[data.Batch]:
         """The batches of this process's nodes, from step `start` on."""
@@ -164,9 +168,8 @@ class Run:
 
     def evaluation(self) -> Evaluation:
         """The evaluation on the test split, with batch statistics as the config says."""
-        every = self._node_batches(None)
         pooled = (
-            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every[step])
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self._all_batches[step])
             for step in range(self.config.recalibrate_batches)
         )
         test, most = self.dataset.test, self.config.eval_examples
@@ -178,18 +181,22 @@ class Run:
             pooled if jax.tree.leaves(self.model.statistics) else (),
         )
 
-    @functools.cached_property
+    @property
     def executables(self) -> int:
         """Compiled steps: one for each distinct round, and shape of a batch."""
-        return len(set(self.phases)) * self._node_batches(None).distinct_shapes
+        return len(set(self.phases)) * self.batch_shapes
 
     def final_scores(self, evaluation: Evaluation, state: TrainState) -> dict[str, Any]:
         """What takes too long to be scored along the way: BLEU of the mean model's translations."""
         if not isinstance(self.dataset, data.Translation):
             return {}
-        model = nnx.eval_shape(lambda: configs.make_model(self.config, self.dataset))
+        model: Any = nnx.eval_shape(lambda: configs.make_model(self.config, self.dataset))
         mean, _ = evaluation.mean_model(state.params, state.statistics)
         return {"eval/bleu": translate.evaluate(self.dataset, translate.searcher(model), mean)}
+
+    @functools.cached_property
+    def _all_batches(self) -> data.Batches:
+        return self._node_batches(None)
 
     def _node_batches(self, of_nodes: Sequence[int] | None) -> data.Batches:
         return configs.make_batches(self.config, self.dataset, self.parts, of_nodes)

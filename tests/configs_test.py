@@ -2,16 +2,19 @@
 
 import importlib
 import inspect
+import itertools
 import pathlib
 import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from configs import default, quickstart
 from jaxdec import algorithms, data, models, topology
 from jaxdec import config as configs
+from jaxdec.data.translation import END, PairsDataset, SentencePairs, Texts
 from jaxdec.train import build
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -21,6 +24,7 @@ SWEPT = sorted(set(FILES) - {"default", "quickstart"})
 ARGUMENTS = {
     "cifar10": ("resnet20", "vgg16"),
     "imagenet_decentlam": ("2k", "8k", "16k", "32k"),
+    "transformer_wmt14": ("base", "big"),
 }
 CASES = [
     (name, *arguments)
@@ -29,9 +33,13 @@ CASES = [
 ]
 # A step of these is traced for ten seconds or more; what differs between their phases, the
 # exchanges, is lowered below with a small model.
-ONE_PHASE = {("gpt2_small",), ("imagenet_accumulated_adam",)}
-# These differ from 2k in their schedule and the sizes of batches alone.
-NOT_LOWERED = {("imagenet_decentlam", size) for size in ("8k", "16k", "32k")}
+ONE_PHASE = {("gpt2_small",), ("imagenet_accumulated_adam",), ("transformer_wmt14", "base")}
+# These differ from 2k in their schedule and the sizes of batches alone, and from base in those of
+# the model.
+NOT_LOWERED = {
+    *(("imagenet_decentlam", size) for size in ("8k", "16k", "32k")),
+    ("transformer_wmt14", "big"),
+}
 PARAMETERS = {
     ("cifar10", "resnet20"): 269_722,
     ("cifar10", "vgg16"): 14_728_266,
@@ -39,6 +47,8 @@ PARAMETERS = {
     ("imagenet_accumulated_adam",): 25_557_032,
     ("imagenet_decentlam", "2k"): 25_557_032,
     ("stdlib_gpt",): 1_057_152,
+    ("transformer_wmt14", "base"): 63_045_632,
+    ("transformer_wmt14", "big"): 214_171_648,
 }
 
 
@@ -98,10 +108,10 @@ def test_a_config_builds_and_lowers_without_its_data_and_model(case):
 
 
 @pytest.mark.usefixtures("no_data")
-@pytest.mark.parametrize("name", sorted(name for (name,) in ONE_PHASE))
+@pytest.mark.parametrize("name", sorted(name for name, *_ in ONE_PHASE))
 def test_every_phase_of_the_large_lowers_with_a_small_model(name):
     small = {"data.name": "digits", "model.name": "mlp", "model.hidden": (8,), "accumulate": 1}
-    unset = ["depth", "dtype", "layers", "heads", "width"]
+    unset = ["depth", "dtype", "layers", "heads", "width", "mlp", "dropout"]
     unset = [f"model.{field}" for field in unset] + ["data.folder", "data.vocabulary"]
     config = _config(name, **small, **dict.fromkeys([*unset, "data.context"]))
     run = build(config, abstract=True)
@@ -127,6 +137,26 @@ def test_what_is_lowered_is_the_step_of_the_run(lift, model):
         assert jax.tree.map(lambda x: x.sharding, ours) == placed
     lowered = run.train_step().lower(state, batch, phase=2)
     assert abstract.lower(2).as_text() == lowered.as_text()
+
+
+def test_each_shape_of_sentence_pairs_is_lowered_as_the_run_has_it(monkeypatch):
+    lengths = np.random.default_rng(0).integers(2, 30, (2, 400))
+    texts = [Texts.of([[5] * (length - 1) + [END] for length in side]) for side in lengths]
+    pairs = SentencePairs(*texts, shape=(29, 29))
+    found = PairsDataset(pairs, pairs, input_shape=(29, 29), classes=50)
+    small = {"batch_size": 480, "model.layers": 1, "model.width": 8, "model.mlp": 8}
+    config = _config("trans_de_en", **small)
+    monkeypatch.setattr(configs, "_load", lambda *args: found)
+    run = build(config)
+    assert run.batch_shapes == 4
+    assert run.executables == 4 * len(set(run.phases))
+    seen = {batch["labels"].shape[2]: batch for batch in itertools.islice(run.batches(), 60)}
+    assert len(seen) == 4
+    for shape, length in enumerate(sorted(seen)):
+        batch = run.placement.put_own(seen[length])
+        assert _types(run.abstract_batch(shape)) == _types(batch)
+    lowered = run.train_step().lower(run.initial_state(), batch, phase=1)
+    assert run.lower(1, shape).as_text() == lowered.as_text()
 
 
 @pytest.mark.usefixtures("no_data")
@@ -205,6 +235,7 @@ def test_steps_and_learning_rate_follow_the_batch(case):
         (("imagenet_accumulated_adam",), 1.5e-3, 1e-5),
         (("imagenet_decentlam", "2k"), 0.8, 0.8e-3),
         (("imagenet_decentlam", "32k"), 12.8, 0.0),
+        (("transformer_wmt14", "base"), 7e-4, 1.4e-4),  # √(4000 / 100,000) of it
     ],
 )
 def test_the_learning_rate_goes_where_the_recipe_says(case, highest, lowest):

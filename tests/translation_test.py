@@ -4,13 +4,16 @@ import builtins
 import hashlib
 import itertools
 import json
+import re
 import shutil
 
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
-from jaxdec.data import ding, translation
+from jaxdec.data import __main__ as command
+from jaxdec.data import ding, outline, partition, records, translation, wmt14
 from jaxdec.data.buckets import BucketedNodeBatches, least_padding
 from jaxdec.data.translation import BEGIN, END, PAD, SentencePairs, Texts
 from jaxdec.models import transformer
@@ -37,13 +40,13 @@ def dictionary(count=300):
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("translation")
     (root / "de-en").write_text(dictionary(), encoding="utf-8")
-    translation.prepare(root / "data", root / "de-en", vocabulary=100)
+    ding.prepare(root / "data", root / "de-en", vocabulary=100)
     return root / "data"
 
 
 @pytest.fixture(scope="module")
 def data(folder):
-    return translation.load(folder)
+    return ding.load(folder)
 
 
 def texts_of(data, split):
@@ -92,19 +95,20 @@ def test_the_tokenizer_sees_the_training_split_alone(folder, tmp_path, monkeypat
         return train(pairs, vocabulary)
 
     monkeypatch.setattr(translation, "_trained_tokenizer", spy)
-    again = translation.prepare(tmp_path, folder.parent / "de-en", vocabulary=100)
-    assert seen == texts_of(translation.load(tmp_path), "train")
+    again = ding.prepare(tmp_path, folder.parent / "de-en", vocabulary=100)
+    assert seen == texts_of(ding.load(tmp_path), "train")
     # The same files, to the byte.
-    for path in (folder / translation.NAME).iterdir():
+    for path in (folder / ding.NAME).iterdir():
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
 
 
 def test_metadata_tells_the_source(folder):
-    metadata = json.loads((folder / translation.NAME / "metadata.json").read_text())
+    metadata = json.loads((folder / ding.NAME / "metadata.json").read_text())
     assert metadata == {
         "source_sha256": hashlib.sha256(dictionary().encode()).hexdigest(),
         "vocabulary": 100,
         "pairs": {"train": 240, "valid": 30, "test": 30},
+        "dropped": 0,
     }
 
 
@@ -140,38 +144,38 @@ def test_a_broken_preparation_leaves_nothing(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", broken)
     with pytest.raises(OSError, match="disk full"):
-        translation.prepare(tmp_path, folder.parent / "de-en", vocabulary=100)
+        ding.prepare(tmp_path, folder.parent / "de-en", vocabulary=100)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match=f"jaxdec.data prepare trans_de_en --data_dir={tmp_path}"):
-        translation.load(tmp_path)
+        ding.load(tmp_path)
 
 
 def test_preparing_again_changes_nothing_and_another_is_refused(folder):
     source = folder.parent / "de-en"
-    before = (folder / translation.NAME).stat().st_mtime_ns
-    translation.prepare(folder, source, vocabulary=100)
-    assert (folder / translation.NAME).stat().st_mtime_ns == before
+    before = (folder / ding.NAME).stat().st_mtime_ns
+    ding.prepare(folder, source, vocabulary=100)
+    assert (folder / ding.NAME).stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="holds another preparation; remove it"):
-        translation.prepare(folder, source, vocabulary=90)
+        ding.prepare(folder, source, vocabulary=90)
 
 
 def test_bad_sources_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"no .*missing; apt-get install trans-de-en"):
-        translation.prepare(tmp_path, tmp_path / "missing")
+        ding.prepare(tmp_path, tmp_path / "missing")
     with pytest.raises(ValueError, match="vocabulary=4000 does not suit"):
-        translation.prepare(tmp_path, folder.parent / "de-en")
+        ding.prepare(tmp_path, folder.parent / "de-en")
     (tmp_path / "few").write_text("Er geht. :: He goes.")
     with pytest.raises(ValueError, match="holds 1 sentence pairs; at least 10"):
-        translation.prepare(tmp_path, tmp_path / "few")
+        ding.prepare(tmp_path, tmp_path / "few")
     assert [path.name for path in tmp_path.iterdir()] == ["few"]
 
 
 def test_a_damaged_set_names_the_remedy(folder, tmp_path):
-    broken = tmp_path / translation.NAME
-    shutil.copytree(folder / translation.NAME, broken)
+    broken = tmp_path / ding.NAME
+    shutil.copytree(folder / ding.NAME, broken)
     (broken / "tokens.npz").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"is damaged.*prepare it again: rm -r"):
-        translation.load(tmp_path)
+        ding.load(tmp_path)
 
 
 def test_a_missing_package_names_the_extra(folder, monkeypatch):
@@ -185,9 +189,148 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch):
     from jaxdec import translate
 
     monkeypatch.setattr(builtins, "__import__", without)
-    for call in (lambda: translation.load(folder), lambda: translate.bleu(["a"], ["a"])):
+    for call in (lambda: ding.load(folder), lambda: translate.bleu(["a"], ["a"])):
         with pytest.raises((ValueError, ImportError), match=r"pip install 'jaxdec\[text\]'"):
             call()
+
+
+def parallel():
+    """(English, German) of each split; three training pairs are not for training."""
+    pairs = [
+        (f"The {a} does {verb} the {b}.", f"Der {a} {verb} den {b}\x85\u2028\r.")
+        for a, verb, b in itertools.product(NOUNS, VERBS, NOUNS)
+    ]
+    bad = [("", "Nichts."), ("Nothing.", ""), ("The Hund. " * 100, "Der Hund.")]
+    long = [("The Baum. " * 100, "Der Baum.")]
+    return {
+        "train": [*bad, *pairs[:200]],
+        "valid": [*pairs[200:210], *long],
+        "test": pairs[210:230],
+    }
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A folder of six files."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    for split, pairs in parallel().items():
+        for language, texts in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            content = "".join(f"{text} \r\n" for text in texts)
+            (folder / f"{split}.{language}").write_bytes(content.encode())
+    return folder
+
+
+def stripped(pairs):
+    return [(source.strip(), target) for source, target in pairs]
+
+
+def test_plain_files_are_the_splits_english_to_german(plain, tmp_path, capsys):
+    wmt14.prepare(tmp_path, plain, vocabulary=100)
+    data, wanted = wmt14.load(tmp_path), parallel()
+    assert texts_of(data, "train") == wanted["train"][3:]
+    for split in ("valid", "test"):  # all of them, however long
+        assert texts_of(data, split) == stripped(wanted[split])
+        assert data.references[split] == [german for _, german in wanted[split]]
+    assert data.train.sources.lengths.max() <= 250 < data.valid.sources.lengths.max()
+    metadata = json.loads((tmp_path / wmt14.NAME / "metadata.json").read_text())
+    assert metadata == {
+        "source_sha256": {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in plain.iterdir()
+        },
+        "vocabulary": 100,
+        "pairs": {"train": 200, "valid": 11, "test": 20},
+        "dropped": 3,
+    }
+    assert command.main(["prepare", "wmt14_en_de", f"--data_dir={tmp_path}"]) == 0  # it is
+    assert "200 sentence pairs" in capsys.readouterr().out
+
+
+def test_a_vocabulary_of_a_sample_is_the_same_each_time(plain, tmp_path, monkeypatch):
+    wmt14.prepare(tmp_path / "all", plain, vocabulary=100)
+    monkeypatch.setattr(translation, "SAMPLE", 150)
+    for folder in ("a", "b"):
+        wmt14.prepare(tmp_path / folder, plain, vocabulary=100)
+    every, first, again = (
+        (tmp_path / folder / wmt14.NAME / "tokens.npz").read_bytes() for folder in ("all", "a", "b")
+    )
+    assert first == again != every
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), r"/valid.de is no file; --source needs train.en, train.de, "),
+        (lambda path: path.write_bytes(b""), r"/valid.de is empty; --source needs train.en, "),
+        (
+            lambda path: path.write_text("Einer.\nZwei."),
+            r"/valid.en has 11 lines, and .*/valid.de 2; each line must translate the same line",
+        ),
+        (lambda path: path.write_bytes(b"\xff\n"), r"/valid.de is no UTF-8 text .*; convert it"),
+        (lambda path: None, r"vocabulary=37000 does not suit these sentences, .* too few"),
+    ],
+)
+def test_bad_plain_files_are_one_error(spoil, message, plain, tmp_path, capsys):
+    spoil(plain / "valid.de")
+    data_dir = tmp_path / "data"
+    arguments = ["prepare", "wmt14_en_de", f"--data_dir={data_dir}", f"--source={plain}"]
+    assert command.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
+    assert not data_dir.exists()
+
+
+def test_without_tensorflow_there_are_plain_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(records.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["prepare", "wmt14_en_de", f"--data_dir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'jaxdec[tf]'; or write --source=FOLDER of train.en, train.de" in error
+    assert error.count("\n") == 1
+
+
+def test_wmt14_by_the_real_specification_of_tfds(tmp_path, monkeypatch):
+    wanted = parallel()
+
+    def fake(name, data_dir):
+        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+        builder._split_generators = lambda dl_manager: {
+            theirs: enumerate({"en": en, "de": de} for en, de in wanted[ours] if en and de)
+            for ours, theirs in (("train", "train"), ("valid", "validation"), ("test", "test"))
+        }
+        builder.download_and_prepare()
+
+    monkeypatch.setattr(records, "prepare", fake)
+    monkeypatch.setattr(wmt14, "_CHUNK", 7)
+    wmt14.prepare(tmp_path, vocabulary=100)
+    data = wmt14.load(tmp_path)
+    for split, dropped in (("train", 3), ("valid", 0), ("test", 0)):  # TFDS shuffles
+        assert sorted(texts_of(data, split)) == sorted(stripped(wanted[split][dropped:]))
+    metadata = json.loads((tmp_path / wmt14.NAME / "metadata.json").read_text())
+    assert metadata["tfds"] == "wmt14_translate/de-en/1.0.0"
+    assert metadata["dropped"] == 1
+
+
+@pytest.mark.parametrize(("name", "classes"), [("trans_de_en", 4000), ("wmt14_en_de", 37_000)])
+def test_an_outline_gives_batches_as_the_sets_do(name, classes, data):
+    outlined, again = outline(name), outline(name)
+    np.testing.assert_array_equal(outlined.train.sources.lengths, again.train.sources.lengths)
+    assert outlined.classes == classes
+    batches = [
+        found.batches(partition.iid(found.train.groups, 2, seed=0), 2000, 0, steps=9)
+        for found in (outlined, data)
+    ]
+    assert batches[0].distinct_shapes == 4
+    for shape in range(4):
+        ours, theirs = (each.abstract(shape) for each in batches)
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(np.int32)}
+        rows, source, target = batches[0].shapes[shape]
+        assert ours["inputs"]["source"].shape == (rows, source)
+        assert ours["labels"].shape == (rows, target)
+    assert jax.tree.map(np.shape, batches[0][0]) == jax.tree.map(
+        lambda x: (2, *x.shape), batches[0].abstract(batches[0].bucket(0))
+    )
 
 
 def numbered(count, seed=0, longest=12):

@@ -11,11 +11,12 @@ from jaxdec import registry
 from jaxdec.data import (
     cifar10,
     digits,
+    ding,
     fashion_mnist,
     imagenet,
     stdlib,
     token_files,
-    translation,
+    wmt14,
 )
 from jaxdec.data.dataset import (
     ArrayExamples,
@@ -38,8 +39,9 @@ NAMES: dict[str, Callable[..., Any]] = {
     "fashion_mnist": fashion_mnist.load,
     "imagenet2012": imagenet.load,
     "stdlib": stdlib.load,
-    "trans_de_en": translation.load,
+    "trans_de_en": ding.load,
     "tokens": token_files.load,
+    "wmt14_en_de": wmt14.load,
 }
 
 
@@ -76,8 +78,6 @@ def outline(name: str, **fields: Any) -> Dataset:
     (224, 224, 3)
     """
     registry.lookup("data", NAMES, name, fields, given=1)
-    if name not in OUTLINES:
-        raise ValueError(f"data.name={name!r} has no outline: its shapes come from its text")
     shapes = {field: fields[field] for field in ("context", "vocabulary") if field in fields}
     return OUTLINES[name].dataset(**shapes)
 

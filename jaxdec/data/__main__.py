@@ -15,12 +15,13 @@ from rich.table import Table
 from jaxdec import registry
 from jaxdec.data import (
     cifar10,
+    ding,
     fashion_mnist,
     imagenet,
     prepared,
     stdlib,
     token_files,
-    translation,
+    wmt14,
 )
 
 
@@ -38,7 +39,8 @@ PREPARABLE: dict[str, Preparable] = {
     "fashion_mnist": fashion_mnist,
     "imagenet2012": imagenet,
     "stdlib": stdlib,
-    "trans_de_en": translation,
+    "trans_de_en": ding,
+    "wmt14_en_de": wmt14,
 }
 
 

@@ -1,12 +1,12 @@
 """Batches of sentence pairs of similar length: little padding, few shapes to compile."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 import jax
 import numpy as np
 
-from jaxdec.data.dataset import Reshuffled
+from jaxdec.data.dataset import Batch, Reshuffled, abstract_batch
 
 if TYPE_CHECKING:
     from jaxdec.data.translation import SentencePairs
@@ -74,25 +74,27 @@ class BucketedNodeBatches:
         self._steps = steps
         self._nodes = range(len(parts)) if nodes is None else nodes
         used = np.concatenate(parts)
-        lengths = np.stack([examples.sources.lengths, examples.targets.lengths], axis=1)
-        longer = lengths.max(axis=1)
+        sources, targets = examples.sources.lengths, examples.targets.lengths
+        longer = np.maximum(sources, targets)
         bounds = least_padding(longer[used], buckets)
         if tokens < bounds[-1]:
             raise ValueError(
                 f"{tokens=} of a node's batch cannot hold the longest example; "
                 f"write at least {bounds[-1]}"
             )
-        members = [used[np.searchsorted(bounds, longer[used]) == b] for b in range(len(bounds))]
+        bucket = np.full(len(examples), -1)
+        bucket[used] = np.searchsorted(bounds, longer[used])
+        members = [np.flatnonzero(bucket == b) for b in range(len(bounds))]
         self.shapes = tuple(
-            Shape(tokens // bound, *map(int, lengths[chosen].max(axis=0)))
+            Shape(tokens // bound, int(sources[chosen].max()), int(targets[chosen].max()))
             for bound, chosen in zip(bounds, members, strict=True)
         )
         self._streams = [
             [
-                Reshuffled(np.intersect1d(part, chosen), (seed, b, node))
+                Reshuffled(np.sort(part[bucket[part] == b]), (seed, b, node))
                 for node, part in enumerate(parts)
             ]
-            for b, chosen in enumerate(members)
+            for b in range(len(bounds))
         ]
         for bound, streams in zip(bounds, self._streams, strict=True):
             for node, stream in enumerate(streams):
@@ -105,13 +107,13 @@ class BucketedNodeBatches:
             -(-len(chosen) // (len(parts) * shape.rows))
             for chosen, shape in zip(members, self.shapes, strict=True)
         ]
-        self._means = [float(lengths[chosen].sum(axis=1).mean()) for chosen in members]
+        self._means = [float((sources[chosen] + targets[chosen]).mean()) for chosen in members]
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))  # the last epoch's
 
     def __len__(self) -> int:
         return self._steps
 
-    def __getitem__(self, step: SupportsIndex) -> dict[str, Any]:
+    def __getitem__(self, step: SupportsIndex) -> Batch:
         bucket, before = self._place(int(step))
         rows, *shape = self.shapes[bucket]
         streams = [self._streams[bucket][node] for node in self._nodes]
@@ -122,6 +124,11 @@ class BucketedNodeBatches:
     @property
     def distinct_shapes(self) -> int:
         return len(self.shapes)
+
+    def abstract(self, shape: int = 0) -> Batch:
+        rows, source, target = self.shapes[shape]
+        none = self._examples.take(np.empty(0, int), shape=(source, target))
+        return abstract_batch(none, rows)
 
     def bucket(self, step: int) -> int:
         """Which of `shapes` a step has."""

@@ -18,7 +18,10 @@ _AUGMENTATION = 1
 class Examples(Protocol):
     """One split, by index."""
 
-    groups: np.ndarray  # int [examples]: what a partition sorts by, a class or a source file
+    @property
+    def groups(self) -> np.ndarray:
+        """Int [examples]: what a partition sorts by, a class or a source file."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -56,9 +59,22 @@ class Batches(Protocol):
         """How many shapes batches have; each is compiled for each round of a topology."""
         ...
 
+    def abstract(self, shape: int = 0) -> Batch:
+        """One node's batch of one of them, as ShapeDtypeStructs; an example at most is read."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, step: SupportsIndex) -> Batch: ...
+
+
+def abstract_batch(batch: Batch, rows: int) -> Batch:
+    """The ShapeDtypeStructs of a batch that has so many examples.
+
+    >>> abstract_batch({"labels": np.zeros(1)}, rows=4)
+    {'labels': ShapeDtypeStruct(shape=(4,), dtype=float64)}
+    """
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), batch)
 
 
 class ArrayExamples:
@@ -171,6 +187,10 @@ class NodeBatches:
     def __getitem__(self, step: SupportsIndex) -> Batch:
         batches = [self._batch(node, int(step)) for node in self._nodes]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+
+    def abstract(self, shape: int = 0) -> Batch:
+        del shape  # there is one
+        return abstract_batch(self._source.take(np.zeros(1, int)), self._batch_size)
 
     def _batch(self, node: int, step: int) -> Batch:
         chosen = self._streams[node].take(step * self._batch_size, self._batch_size)

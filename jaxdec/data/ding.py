@@ -13,9 +13,18 @@ item translated by the n-th English one. Most items are words; the sentences amo
    splits share no sentence.
 """
 
+import hashlib
 import pathlib
 import re
+from collections.abc import Sequence
 
+import numpy as np
+
+from jaxdec.data import prepared, translation
+
+NAME = "trans_de_en"
+NEEDS = "Debian's package trans-de-en, or --source=FILE of its dictionary; jaxdec[text]"
+LANGUAGES = ("de", "en")
 FILE = pathlib.Path("/usr/share/trans/de-en")
 
 _NOTES = re.compile(r"\s*(\[[^\]]*\]|\{[^}]*\}|<[^>]*>|\([^)]*\))")
@@ -57,3 +66,45 @@ def _is_sentence(text: str) -> bool:
 
 def _key(sentence: str) -> str:
     return "".join(filter(str.isalnum, sentence.casefold()))
+
+
+def divided(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Train, valid and test, a fixed draw: 1000 pairs each for the last two, or a tenth if less."""
+    order = np.random.default_rng(0).permutation(len(pairs))
+    held_out = min(1000, len(pairs) // 10)
+    ends = [len(pairs) - 2 * held_out, len(pairs) - held_out]
+    parts = zip(translation.SPLITS, np.split(order, ends), strict=True)
+    return {split: [pairs[index] for index in part] for split, part in parts}
+
+
+def prepare(
+    data_dir: pathlib.Path, source: pathlib.Path | None = None, vocabulary: int = 4000
+) -> pathlib.Path:
+    """Write the data set, from the dictionary of Debian's package or another; see `write`.
+
+    Raises:
+      DataError: no dictionary there, or one with too few sentences; and what `write` raises.
+    """
+    path = source or FILE
+    if not path.is_file():
+        raise prepared.DataError(
+            f"there is no {path}; apt-get install trans-de-en, or name its file with --source=FILE"
+        )
+    content = path.read_bytes()
+    pairs = sentence_pairs(content.decode())
+    if len(pairs) < 10:
+        raise prepared.DataError(
+            f"{path} holds {len(pairs)} sentence pairs; at least 10 are needed"
+        )
+    about = {"source_sha256": hashlib.sha256(content).hexdigest()}
+    return translation.write(NAME, data_dir, LANGUAGES, divided(pairs), vocabulary, about)
+
+
+def splits(data_dir: pathlib.Path) -> list[prepared.Split] | None:
+    """What is prepared."""
+    return translation.splits(NAME, data_dir)
+
+
+def load(data_dir: pathlib.Path) -> translation.Translation:
+    """All splits in memory."""
+    return translation.load(NAME, data_dir, LANGUAGES)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from jaxdec.data.dataset import Batch, Dataset
+from jaxdec.data.translation import LONGEST, PairsDataset, SentencePairs, Texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +29,39 @@ class Outline:
         return Dataset(train, test, input_shape=shape, classes=classes)
 
 
-OUTLINES = {
+@dataclasses.dataclass(frozen=True)
+class PairsOutline:
+    """What is known of a set of sentence pairs; lengths are drawn from a log-normal law."""
+
+    train: int  # pairs
+    test: int
+    vocabulary: int
+    median: int  # tokens of a text
+    spread: float  # of the logarithm of a source's length
+
+    def dataset(self) -> PairsDataset:
+        """Both splits, all tokens zero; the same lengths each time."""
+        rng = np.random.default_rng(0)
+        train, test = (self._pairs(count, rng) for count in (self.train, self.test))
+        return PairsDataset(train, test, input_shape=train.shape, classes=self.vocabulary)
+
+    def _pairs(self, count: int, rng: np.random.Generator) -> SentencePairs:
+        source = rng.normal(np.log(self.median), self.spread, count)
+        target = source + rng.normal(0, 0.2, count)
+        sides = [np.exp(log).astype(int).clip(2, LONGEST) for log in (source, target)]
+        zeros = [Texts(np.broadcast_to(np.uint16(0), lengths.sum()), lengths) for lengths in sides]
+        return SentencePairs(zeros[0], zeros[1], (int(sides[0].max()), int(sides[1].max())))
+
+
+OUTLINES: dict[str, Outline | PairsOutline] = {
     "cifar10": Outline(50_000, 10_000, 10, (32, 32, 3)),
     "digits": Outline(1_437, 360, 10, (8, 8)),
     "fashion_mnist": Outline(60_000, 10_000, 10, (28, 28, 1)),
     "imagenet2012": Outline(1_281_167, 50_000, 1000, (224, 224, 3)),
     "stdlib": Outline(40_000, 3_500, 500, (256,), vocabulary=256),
     "tokens": Outline(1_000_000, 1_000, 1, (1024,), vocabulary=0),
+    "trans_de_en": PairsOutline(15_672, 1_000, vocabulary=4_000, median=13, spread=0.42),
+    "wmt14_en_de": PairsOutline(4_500_000, 3_003, vocabulary=37_000, median=24, spread=0.7),
 }
 
 

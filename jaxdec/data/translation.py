@@ -1,30 +1,33 @@
-"""Translation, German to English: sentence pairs as tokens of one vocabulary for both languages.
+"""Translation: sentence pairs as tokens of one vocabulary for both languages.
 
-`prepare` reads the dictionary's sentences (see `ding`), splits them, trains a SentencePiece model
-(BPE) on the training split and writes what `load` reads. Needs `pip install 'jaxdec[text]'`.
+`write` trains a SentencePiece model (BPE) on the training split and writes what `load` reads; the
+modules of the sets say where pairs come from. Needs `pip install 'jaxdec[text]'`.
 """
 
+import array
 import dataclasses
 import functools
-import hashlib
 import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 import numpy as np
+from rich.progress import track
 
-from jaxdec.data import ding, prepared
+from jaxdec.data import prepared
 from jaxdec.data.buckets import BucketedNodeBatches
+from jaxdec.data.dataset import Dataset
 
-NAME = "trans_de_en"
-NEEDS = "Debian's package trans-de-en, or --source=FILE of its dictionary; jaxdec[text]"
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPLITS = ("train", "valid", "test")
+SIDES = ("source", "target")
+LONGEST = 250  # tokens of a training text, END included
+SAMPLE = 2_000_000  # sentences that a vocabulary is trained on, at most
 
-Pairs = Sequence[tuple[str, str]]
+Pairs = Iterable[tuple[str, str]]  # (source, target), more than once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +39,13 @@ class Texts:
     [[7, 3, 0, 0], [5, 6, 3, 0]]
     """
 
-    tokens: np.ndarray  # int32
+    tokens: np.ndarray  # uint16
     lengths: np.ndarray  # int [texts]
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]]) -> "Texts":
         lengths = np.array([len(text) for text in texts], np.int64)
-        tokens = np.fromiter((token for text in texts for token in text), np.int32, lengths.sum())
+        tokens = np.fromiter((token for text in texts for token in text), np.uint16, lengths.sum())
         return cls(tokens, lengths)
 
     @functools.cached_property
@@ -50,7 +53,7 @@ class Texts:
         return np.cumsum(self.lengths) - self.lengths
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self.tokens[self.starts[index] :][: self.lengths[index]]
+        return self.tokens[self.starts[index] :][: self.lengths[index]].astype(np.int32)
 
     def padded(self, indices: np.ndarray, length: int, fill: int) -> np.ndarray:
         """Int32 [len(indices), length], each text followed by `fill`."""
@@ -112,23 +115,11 @@ class SentencePairs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Translation:
-    """The prepared data set."""
+class PairsDataset(Dataset):
+    """Sentence pairs for training, in batches of similar length."""
 
     train: SentencePairs
-    valid: SentencePairs
     test: SentencePairs
-    references: dict[str, list[str]]  # of "valid" and "test": the targets as text
-    tokenizer: Any  # sentencepiece.SentencePieceProcessor
-
-    @property
-    def input_shape(self) -> tuple[int, int]:
-        """(S, T): tokens of the longest source and target."""
-        return self.train.shape
-
-    @property
-    def classes(self) -> int:
-        return self.tokenizer.vocab_size()
 
     def batches(
         self,
@@ -141,15 +132,24 @@ class Translation:
         """The training batches; `batch_size` counts the padded tokens of a node's longer texts."""
         return BucketedNodeBatches(self.train, parts, batch_size, seed, steps, nodes=nodes)
 
+
+@dataclasses.dataclass(frozen=True)
+class Translation(PairsDataset):
+    """A prepared data set; its `input_shape` is (S, T), of the longest source and target."""
+
+    valid: SentencePairs
+    references: dict[str, list[str]]  # of "valid" and "test": the targets as text
+    tokenizer: Any  # sentencepiece.SentencePieceProcessor
+
     def text(self, tokens: np.ndarray) -> str:
         """The text of tokens up to the first END."""
         (ends,) = np.nonzero(tokens == END)
         return self.tokenizer.decode(tokens[: ends[0] if len(ends) else None].tolist())
 
 
-def splits(data_dir: pathlib.Path) -> list[prepared.Split] | None:
-    """What is prepared below `data_dir`; None: nothing is."""
-    folder = data_dir / NAME
+def splits(name: str, data_dir: pathlib.Path) -> list[prepared.Split] | None:
+    """What is prepared of a set below `data_dir`; None: nothing is."""
+    folder = data_dir / name
     if not folder.is_dir():
         return None
     try:
@@ -158,113 +158,112 @@ def splits(data_dir: pathlib.Path) -> list[prepared.Split] | None:
             split: sum(path.stat().st_size for path in folder.glob(f"{split}.*")) for split in pairs
         }
     except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise prepared.damaged(NAME, folder, data_dir, error) from error
+        raise prepared.damaged(name, folder, data_dir, error) from error
     return [
         prepared.Split(split, f"{count:,} sentence pairs", sizes[split])
         for split, count in pairs.items()
     ]
 
 
-def prepare(
-    data_dir: str | pathlib.Path, source: str | pathlib.Path | None = None, vocabulary: int = 4000
+def write(
+    name: str,
+    data_dir: pathlib.Path,
+    languages: tuple[str, str],
+    pairs: Mapping[str, Pairs],
+    vocabulary: int,
+    about: Mapping[str, Any],
 ) -> pathlib.Path:
-    """Write the data set to data_dir/trans_de_en, whole or not at all.
+    """Write a data set to data_dir/name, whole or not at all.
 
-    1000 pairs each, or a tenth if that is less, are drawn for "valid" and "test"; the tokenizer
-    sees neither. The same source and vocabulary give the same files.
+    The tokenizer sees the training split alone. Training pairs of which a text is empty, or longer
+    than `LONGEST` tokens, are dropped, and counted in metadata.json. The same pairs and vocabulary
+    give the same files.
 
     Args:
+      name: of the set.
       data_dir: of all data sets.
-      source: the dictionary; by default that of Debian's package trans-de-en.
-      vocabulary: number of tokens, special ones included.
+      languages: of the sources and the targets.
+      pairs: of each of `SPLITS`.
+      vocabulary: number of tokens, special ones included; at most 65536.
+      about: where the pairs come from; these and the vocabulary tell preparations apart.
 
     Returns:
       The folder. One that holds this very data set is left as it is.
 
     Raises:
-      ValueError: no dictionary there, one without sentences, a vocabulary that it cannot fill, or
-        a folder that holds another preparation.
+      DataError: a vocabulary that the pairs cannot fill, a folder that holds another preparation,
+        or sentencepiece is not installed.
     """
-    path = pathlib.Path(source or ding.FILE)
-    if not path.is_file():
-        raise prepared.DataError(
-            f"there is no {path}; apt-get install trans-de-en, or name its file with --source=FILE"
-        )
-    content = path.read_bytes()
-    pairs = ding.sentence_pairs(content.decode())
-    parts = _split(pairs)
-    metadata = {
-        "source_sha256": hashlib.sha256(content).hexdigest(),
-        "vocabulary": vocabulary,
-        "pairs": {split: len(chosen) for split, chosen in parts.items()},
-    }
-    folder = pathlib.Path(data_dir) / NAME
+    folder = data_dir / name
+    about = {**about, "vocabulary": vocabulary}
     if folder.exists():
         known = folder / "metadata.json"
-        if known.is_file() and json.loads(known.read_text()) == metadata:
+        if known.is_file() and about.items() <= json.loads(known.read_text()).items():
             return folder
-        raise ValueError(f"{folder} holds another preparation; remove it, or name another data_dir")
-    if min(map(len, parts.values())) == 0:
-        raise ValueError(f"{path} holds {len(pairs)} sentence pairs; at least 10 are needed")
-    model = _trained_tokenizer(parts["train"], vocabulary)
+        raise prepared.DataError(
+            f"{folder} holds another preparation; remove it, or name another data_dir"
+        )
+    model = _trained_tokenizer(pairs["train"], vocabulary)
     with prepared.whole(folder) as partial:
-        _write(partial, parts, model)
-        (partial / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+        (partial / "sentencepiece.model").write_bytes(model)
+        counts = _write_pairs(partial, languages, pairs, model)
+        metadata = json.dumps({**about, **counts}, indent=2)
+        (partial / "metadata.json").write_text(metadata + "\n")
     return folder
 
 
-def load(data_dir: str | pathlib.Path) -> Translation:
-    """What `prepare` wrote.
+def load(name: str, data_dir: pathlib.Path, languages: tuple[str, str]) -> Translation:
+    """What `write` wrote.
 
     Raises:
-      ValueError: it is not there.
+      DataError: it is not there, or damaged, or sentencepiece is not installed.
     """
-    folder = pathlib.Path(data_dir) / NAME
+    folder = data_dir / name
     if not folder.is_dir():
-        raise prepared.missing(NAME, pathlib.Path(data_dir))
+        raise prepared.missing(name, data_dir)
     try:
-        return _read(folder)
+        return _read(folder, languages)
     except prepared.DataError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        raise prepared.damaged(NAME, folder, pathlib.Path(data_dir), error) from error
+        raise prepared.damaged(name, folder, data_dir, error) from error
 
 
-def _read(folder: pathlib.Path) -> Translation:
+def lines(path: pathlib.Path) -> Iterator[str]:
+    r"""The lines of a text without what surrounds them; only \n ends one."""
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line.strip()
+
+
+def _read(folder: pathlib.Path, languages: tuple[str, str]) -> Translation:
     with np.load(folder / "tokens.npz") as arrays:
         texts = {
             (split, side): Texts(
                 arrays[f"{split}_{side}_tokens"], arrays[f"{split}_{side}_lengths"]
             )
             for split in SPLITS
-            for side in ("source", "target")
+            for side in SIDES
         }
-    longest = [
-        max(int(texts[split, side].lengths.max()) for split in SPLITS)
-        for side in ("source", "target")
-    ]
+    longest = [max(int(texts[split, side].lengths.max()) for split in SPLITS) for side in SIDES]
+    shape = longest[0], longest[1]
     splits = {
-        split: SentencePairs(
-            texts[split, "source"], texts[split, "target"], shape=(longest[0], longest[1])
-        )
+        split: SentencePairs(texts[split, "source"], texts[split, "target"], shape)
         for split in SPLITS
     }
     references = {
-        split: (folder / f"{split}.en.txt").read_text(encoding="utf-8").splitlines()
-        for split in ("valid", "test")
+        split: list(lines(folder / f"{split}.{languages[1]}.txt")) for split in ("valid", "test")
     }
     tokenizer = _sentencepiece().SentencePieceProcessor(
         model_file=str(folder / "sentencepiece.model")
     )
-    return Translation(**splits, references=references, tokenizer=tokenizer)
-
-
-def _split(pairs: Pairs) -> dict[str, Pairs]:
-    order = np.random.default_rng(0).permutation(len(pairs))
-    held_out = min(1000, len(pairs) // 10)
-    ends = [len(pairs) - 2 * held_out, len(pairs) - held_out]
-    parts = zip(SPLITS, np.split(order, ends), strict=True)
-    return {split: [pairs[index] for index in part] for split, part in parts}
+    return Translation(
+        **splits,
+        input_shape=shape,
+        classes=tokenizer.vocab_size(),
+        references=references,
+        tokenizer=tokenizer,
+    )
 
 
 def _trained_tokenizer(pairs: Pairs, vocabulary: int) -> bytes:
@@ -277,6 +276,8 @@ def _trained_tokenizer(pairs: Pairs, vocabulary: int) -> bytes:
             vocab_size=vocabulary,
             character_coverage=1.0,
             normalization_rule_name="identity",
+            input_sentence_size=SAMPLE,
+            shuffle_input_sentence=True,  # a sample of all, by a fixed seed
             pad_id=PAD,
             unk_id=UNKNOWN,
             bos_id=BEGIN,
@@ -285,24 +286,46 @@ def _trained_tokenizer(pairs: Pairs, vocabulary: int) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(f"{vocabulary=} does not suit these sentences: {error}") from error
+        reason = " ".join(str(error).split())
+        raise prepared.DataError(
+            f"{vocabulary=} does not suit these sentences, of which there are too few: {reason}"
+        ) from error
     return model.getvalue()
 
 
-def _write(folder: pathlib.Path, splits: dict[str, Pairs], model: bytes) -> None:
-    (folder / "sentencepiece.model").write_bytes(model)
+def _write_pairs(
+    folder: pathlib.Path, languages: tuple[str, str], splits: Mapping[str, Pairs], model: bytes
+) -> dict[str, Any]:
+    """The texts and tokens of all splits to files; how many pairs were written and dropped."""
     tokenizer = _sentencepiece().SentencePieceProcessor(model_proto=model)
     arrays: dict[str, Any] = {}
+    dropped = 0
     for split, pairs in splits.items():
-        for side, language, texts in zip(
-            ("source", "target"), ("de", "en"), zip(*pairs, strict=True), strict=True
-        ):
-            lines = "".join(f"{text}\n" for text in texts)
-            (folder / f"{split}.{language}.txt").write_text(lines, encoding="utf-8")
-            encoded = Texts.of(tokenizer.encode(list(texts), add_eos=True))
-            arrays[f"{split}_{side}_tokens"] = encoded.tokens
-            arrays[f"{split}_{side}_lengths"] = encoded.lengths
+        # Millions of texts: 2 bytes a token, and not a list's 8.
+        tokens = {side: array.array("H") for side in SIDES}
+        lengths = {side: array.array("L") for side in SIDES}
+        source_path, target_path = (folder / f"{split}.{language}.txt" for language in languages)
+        with _new(source_path) as sources, _new(target_path) as targets:
+            for pair in track(pairs, split):
+                encoded = [tokenizer.encode(text, add_eos=True) for text in pair]
+                if split == "train" and not all(1 < len(text) <= LONGEST for text in encoded):
+                    dropped += 1
+                    continue
+                sources.write(f"{pair[0]}\n")
+                targets.write(f"{pair[1]}\n")
+                for side, text in zip(SIDES, encoded, strict=True):
+                    tokens[side].extend(text)
+                    lengths[side].append(len(text))
+        for side in SIDES:
+            arrays[f"{split}_{side}_tokens"] = np.asarray(tokens[side])
+            arrays[f"{split}_{side}_lengths"] = np.asarray(lengths[side], np.int64)
     np.savez(folder / "tokens.npz", **arrays)
+    counts = {split: len(arrays[f"{split}_source_lengths"]) for split in splits}
+    return {"pairs": counts, "dropped": dropped}
+
+
+def _new(path: pathlib.Path) -> TextIO:
+    return open(path, "w", encoding="utf-8", newline="\n")
 
 
 def _sentencepiece() -> Any:
