@@ -31,8 +31,8 @@ from flax import nnx
 import jaxdec
 from jaxdec import data, evaluate, models, plots
 from jaxdec.placement import Placement
+from jaxdec.run import make_node_step
 from jaxdec.state import AXES, TrainState
-from jaxdec.train import make_node_step
 
 # %% [markdown]
 # Who averages with whom: one neighbour a step, and the exact mean after three.

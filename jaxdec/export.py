@@ -9,8 +9,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from jaxdec import config as configs
-from jaxdec import restore, train
+from jaxdec import restore
 from jaxdec.checkpoint import CheckpointError
+from jaxdec.run import build
 from jaxdec.workdir import read_config
 
 
@@ -26,7 +27,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path) -> int:
         raise configs.ConfigError(f"{out} exists; write another folder")
     checkpoints, step = restore.newest(workdir, str(workdir))
     config.lift = "simulate"  # one device is enough
-    run = train.build(config)
+    run = build(config)
     state, _ = checkpoints.restore(step, run.initial_state())
     mean, statistics = run.evaluation().mean_model(state.params, state.statistics)
     with ocp.StandardCheckpointer() as checkpointer:

@@ -23,7 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 from jaxdec import config as configs
-from jaxdec import data, nodes, train
+from jaxdec import data, nodes
+from jaxdec import run as runs
 from jaxdec.state import AXES, TrainState
 
 Overrides = dict[str, Any]
@@ -108,7 +109,7 @@ class Together:
         self._runs = []
         for config in members:
             config.lift = "simulate"
-            self._runs.append(train.build(config))
+            self._runs.append(runs.build(config))
         run = self._runs[0]
         self._config = run.config
         self._rates = jnp.asarray([c.algorithm.learning_rate for c in members], jnp.float32)
@@ -119,7 +120,7 @@ class Together:
         ) -> Any:
             shape = configs.make_schedule(self._config, peak=1.0)
             tx = configs.make_algorithm(self._config, run.gossip, lambda t: rate * shape(t))
-            node_step = train.make_node_step(
+            node_step = runs.make_node_step(
                 run.model.apply,
                 tx,
                 label_smoothing=self._config.label_smoothing,

@@ -15,7 +15,7 @@ from configs import default, quickstart
 from jaxdec import algorithms, data, models, topology
 from jaxdec import config as configs
 from jaxdec.data.translation import END, PairsDataset, SentencePairs, Texts
-from jaxdec.train import build
+from jaxdec.run import build
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")

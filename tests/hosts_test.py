@@ -21,6 +21,7 @@ from jaxdec.checkpoint import Checkpoints
 from jaxdec.config import ConfigError, lift_of, validate
 from jaxdec.hosts import HostsError, Job, find
 from jaxdec.link import Watch, meet
+from jaxdec.run import build
 from jaxdec.train import TrainingInterruptedError, train_and_evaluate
 from tests import runs
 
@@ -105,7 +106,7 @@ def _params(folder):
     manager = Checkpoints(folder, read_only=True)._manager
     assert manager.latest_step() == FIELDS["steps"]
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    like = train.build(_config()).initial_state()
+    like = build(_config()).initial_state()
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
     restored, _ = Checkpoints(folder, read_only=True).restore(FIELDS["steps"], like)
     return jax.tree.leaves(restored)

@@ -16,7 +16,7 @@ import yaml
 
 from configs import quickstart
 from experiments.launch import pod_check
-from jaxdec import train
+from jaxdec.run import build
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / "experiments" / "launch"
@@ -154,7 +154,7 @@ def test_a_sick_pod_is_named(monkeypatch, capsys):
 
 
 def test_all_reduce_has_no_exchanges_to_check():
-    assert pod_check.sources(train.build(_config(**{"algorithm.name": "allreduce"}))) == {}
+    assert pod_check.sources(build(_config(**{"algorithm.name": "allreduce"}))) == {}
 
 
 def test_doctests_of_the_check():

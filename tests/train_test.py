@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs import quickstart
-from jaxdec import data, models, plots, train
+from jaxdec import data, models, plots
 from jaxdec import topology as topologies
 from jaxdec.checkpoint import Checkpoints
 from jaxdec.config import (
@@ -27,7 +27,8 @@ from jaxdec.data import stdlib
 from jaxdec.evaluate import Evaluation, token_scores
 from jaxdec.metrics import StepClock
 from jaxdec.placement import Placement
-from jaxdec.train import TrainingDivergedError, build, train_and_evaluate
+from jaxdec.run import Run, build
+from jaxdec.train import TrainingDivergedError, train_and_evaluate
 from tests import hlo, runs
 
 SUMMARY_KEYS = {
@@ -524,7 +525,7 @@ def test_steps_a_second_are_those_of_the_steps(monkeypatch):
 
 
 def test_each_step_has_the_phase_of_its_round(tmp_path, monkeypatch):
-    phases, train_step = [], train.Run.train_step
+    phases, train_step = [], Run.train_step
 
     def recording(run):
         step = train_step(run)
@@ -535,7 +536,7 @@ def test_each_step_has_the_phase_of_its_round(tmp_path, monkeypatch):
 
         return recorded
 
-    monkeypatch.setattr(train.Run, "train_step", recording)
+    monkeypatch.setattr(Run, "train_step", recording)
     fields = {"topology.name": "ring", "topology.mean_every": 3, "batch_size": 8}
     train_and_evaluate(_config(steps=7, lift="simulate", **fields), tmp_path)
     assert phases == [0, 0, 2, 0, 0, 2, 0]

@@ -23,14 +23,15 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
-from jaxdec import hosts, train
+from jaxdec import hosts
+from jaxdec import run as runs
 from jaxdec.config import ConfigError
 from jaxdec.gossip import exchange
 
 Exchange = Callable[[jax.Array], jax.Array]
 
 
-def sources(run: train.Run) -> dict[str, tuple[int, ...]]:
+def sources(run: runs.Run) -> dict[str, tuple[int, ...]]:
     """Each distinct exchange of the rounds: in words → from whom each node receives."""
     found: dict[tuple[int, ...], str] = {}
     if run.config.algorithm.name == "allreduce":
@@ -86,7 +87,7 @@ def _moved(source: tuple[int, ...]) -> int:
 class Check:
     """Measures; all processes call the same methods in the same order."""
 
-    def __init__(self, run: train.Run, sizes: Sequence[int], repeats: int):
+    def __init__(self, run: runs.Run, sizes: Sequence[int], repeats: int):
         self._run = run
         self._sizes = sizes  # bytes a node
         self._repeats = repeats
@@ -116,7 +117,7 @@ class Check:
             times.append(time.perf_counter() - start)
         return self._slowest(min(times))
 
-    def step(self, run: train.Run, steps: int) -> float:
+    def step(self, run: runs.Run, steps: int) -> float:
         """Seconds a training step takes; the median, of the slowest process."""
         state, train_step, batches = run.initial_state(), run.train_step(), run.batches()
         times: list[float] = []
@@ -146,7 +147,7 @@ def check(config: ConfigDict, sizes: Sequence[int], repeats: int, steps: int, sl
     console = Console(quiet=jax.process_index() != 0)
     config.lift = "mesh"
     config.steps = max(config.steps, steps + config.max_executables)
-    run = train.build(config)
+    run = runs.build(config)
     mesh = run.placement.mesh
     assert mesh is not None
     process_of = [device.process_index for device in mesh.devices.reshape(config.nodes, -1)[:, 0]]
@@ -194,7 +195,7 @@ def check(config: ConfigDict, sizes: Sequence[int], repeats: int, steps: int, sl
     row("all-reduce", config.nodes, seconds)
     console.print("measuring training steps", style="dim")
     with_gossip = checks.step(run, steps)
-    without = checks.step(train.build(_isolated(config)), steps)
+    without = checks.step(runs.build(_isolated(config)), steps)
     checks.problems += slow_links(speed, slow)
 
     console.print(table)

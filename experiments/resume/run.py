@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs import quickstart
-from jaxdec import train
+from jaxdec import run as runs
 from jaxdec.checkpoint import Checkpoints
 
 KILLS = 20
@@ -46,7 +46,7 @@ def end_of(folder: pathlib.Path) -> dict[str, str]:
     config = quickstart.get_config()
     config.update_from_flattened_dict(FIELDS)
     checkpoints = Checkpoints(folder, read_only=True)
-    state, _ = checkpoints.restore(FIELDS["steps"], train.build(config).initial_state())
+    state, _ = checkpoints.restore(FIELDS["steps"], runs.build(config).initial_state())
     arrays = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
         arrays.update(np.asarray(leaf).tobytes())

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from configs import default
-from jaxdec import train
+from jaxdec import run as runs
 from jaxdec.sweep import Together
 
 HERE = pathlib.Path(__file__).parent
@@ -42,13 +42,13 @@ ISOLATED = {"topology.name": "isolated", "allow_unstable": True}
 TASKS = {"MLP 784-512-512-10, 8 × 128": (MLP, 20), "byte-GPT, 8 × 2 × 256": (GPT, 3)}
 
 
-def build(fields: dict[str, Any]) -> train.Run:
+def build(fields: dict[str, Any]) -> runs.Run:
     config = default.get_config()
     config.update_from_flattened_dict({"lift": "simulate", "steps": 100_000} | fields)
-    return train.build(config)
+    return runs.build(config)
 
 
-def stepper(run: train.Run, batches: Iterator[Any]) -> Callable[[int], float]:
+def stepper(run: runs.Run, batches: Iterator[Any]) -> Callable[[int], float]:
     """Takes so many steps, and returns the seconds of one."""
     step, state, taken = run.train_step(), run.initial_state(), 0
 
