@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from ml_collections import ConfigDict
 
 from jaxdec import sweep
+from jaxdec.session import keep_compiled
 
 
 class Cell(NamedTuple):
@@ -59,6 +60,7 @@ class Study:
 
     def run(self, most: int = 8) -> dict[str, Outcome]:
         """Do what is missing, at most so many runs in a program."""
+        keep_compiled()
         first, *others = self.seeds
         self._sweep(
             [cell.at(rate, first) for cell in self.cells.values() for rate in cell.rates], most

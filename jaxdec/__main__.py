@@ -3,17 +3,16 @@
 import os
 from collections.abc import Sequence
 
-import jax
 from absl import app, logging
 
 from jaxdec import command, hosts, train
+from jaxdec.session import keep_compiled
 
 
 def main(_: Sequence[str]) -> None:
     """Train. Exits: 2 a config that cannot run, 1 a run that failed, 75 SIGTERM, state saved."""
     logging.set_verbosity(logging.FATAL)  # Orbax logs the trace of what becomes our own error
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
+    keep_compiled()
     config = command.CONFIG.value
     with command.failures():
         job = hosts.find(command.job(), os.environ)

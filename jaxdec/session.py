@@ -1,5 +1,6 @@
-"""What surrounds a run's loop: SIGTERM, a profiler's trace, and a board at Weights & Biases."""
+"""What surrounds a run: compiled programs kept, SIGTERM, a profiler's trace, a board at wandb."""
 
+import os
 import pathlib
 import signal
 import threading
@@ -12,6 +13,12 @@ import jax
 from jaxdec.config import ConfigError
 
 Record = dict[str, Any]
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs for the next process: JAX's cache, in ~/.cache/jaxdec by default."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 
 
 class Sigterm:

@@ -25,6 +25,7 @@ from rich.table import Table
 from jaxdec import config as configs
 from jaxdec import data, nodes
 from jaxdec import run as runs
+from jaxdec.session import keep_compiled
 from jaxdec.state import AXES, TrainState
 
 Overrides = dict[str, Any]
@@ -227,6 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="gets results.jsonl")
     parser.add_argument("--together", type=int, default=8, help="most runs in one program")
     arguments = parser.parse_args(argv)
+    keep_compiled()
     try:
         lines = sweep(read(arguments.config), arguments.workdir, arguments.together)
     except configs.ConfigError as error:

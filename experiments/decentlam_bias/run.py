@@ -30,7 +30,7 @@ MOMENTA = (0.5, 0.8, 0.9, 0.95)
 STEPS = 60_000
 SIGMA, BATCHES = 400.0, (1, 4, 16, 64, 256, 1024)
 SIZES, HORIZONS = (1, 2, 4, 8, 16), (1000, 4000, 16_000, 64_000)
-SCALE = 1.0  # γ = SCALE √(n/K)
+SCALE = 0.5  # γ = SCALE √(n/K)
 SEEDS = range(3)
 
 
