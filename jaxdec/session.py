@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 def keep_compiled() -> None:
     """Keep compiled programs for the next process: JAX's cache, in ~/.cache/jaxdec by default."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jaxdec"))
 
 
