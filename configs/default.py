@@ -6,6 +6,12 @@ Run: python -m jaxdec --config=configs/default.py --workdir=DIR
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+# The Adams that sweeps and studies compare.
+ACCUMULATED_ADAM = {"algorithm.name": "accumulated_adamw"}
+DECENTRALIZED_ADAM = {"algorithm.name": "decentralized_adamw"}
+ALLREDUCE_ADAM = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
+ADAMS = (ACCUMULATED_ADAM, DECENTRALIZED_ADAM, ALLREDUCE_ADAM)
+
 
 def get_config() -> ConfigDict:
     config = ConfigDict()

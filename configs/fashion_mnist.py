@@ -36,13 +36,8 @@ def get_config() -> ConfigDict:
 
 def sweep(add):
     """Methods, batches and unequal data, six seeds each."""
-    adams = (
-        {"algorithm.name": "accumulated_adamw"},
-        {"algorithm.name": "decentralized_adamw"},
-        {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"},
-    )
     for seed in range(6):
-        for adam in adams:
+        for adam in default.ADAMS:
             for batch_size in (256, 1024):
                 add(**adam, batch_size=batch_size, seed=seed)
             add(**adam, **{"data.partition": "dirichlet", "data.alpha": 0.3}, seed=seed)

@@ -42,12 +42,7 @@ def get_config() -> ConfigDict:
 
 def sweep(add):
     """Methods and unequal data (whole files to nodes), three seeds each."""
-    adams = (
-        {"algorithm.name": "accumulated_adamw"},
-        {"algorithm.name": "decentralized_adamw"},
-        {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"},
-    )
     for seed in range(3):
-        for adam in adams:
+        for adam in default.ADAMS:
             for partition in ("iid", "by_file"):
                 add(**adam, **{"data.partition": partition}, seed=seed)

@@ -41,6 +41,5 @@ def get_config() -> ConfigDict:
 def sweep(add):
     """Methods, three seeds each."""
     for seed in range(3):
-        add(seed=seed)
-        add(**{"algorithm.name": "decentralized_adamw"}, seed=seed)
-        add(**{"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}, seed=seed)
+        for adam in default.ADAMS:
+            add(**adam, seed=seed)

@@ -18,7 +18,7 @@ import optax
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from configs import stdlib_gpt
+from configs import default, stdlib_gpt
 from experiments.study import (
     Cell,
     Study,
@@ -70,11 +70,7 @@ def _accumulated(nodes: int, window: int, order: str, topology: str) -> Cell:
     return Cell(fields | graph, RATES)
 
 
-ALLREDUCE = {
-    "algorithm.name": "allreduce",
-    "algorithm.optimizer": "adamw",
-    "topology.symmetric": None,
-}
+ALLREDUCE = default.ALLREDUCE_ADAM | {"topology.symmetric": None}
 PLAIN, ROOTED, ACCUMULATED = "decentralized", "decentralized, β₁ = 0.9^(1/s)", "accumulated"
 CELLS = {"allreduce": Cell(ALLREDUCE, RATES)}
 for _n in NODES:

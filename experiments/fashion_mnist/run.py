@@ -12,11 +12,10 @@ import pathlib
 
 from matplotlib.figure import Figure
 
-from configs import fashion_mnist
+from configs import default, fashion_mnist
 from experiments.study import Cell, Outcome, Study, markdown, mean_and_error, plot_means, put_table
 
 HERE = pathlib.Path(__file__).parent
-ALLREDUCE = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
 
 CNN_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 
@@ -25,7 +24,7 @@ cnn = Study(
     fashion_mnist.get_config,
     {
         "accumulated Adam, one-peer exponential": Cell({}, CNN_RATES),
-        "allreduce Adam": Cell(ALLREDUCE, CNN_RATES),
+        "allreduce Adam": Cell(default.ALLREDUCE_ADAM, CNN_RATES),
     },
 )
 

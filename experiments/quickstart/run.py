@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from configs import quickstart
+from configs import default, quickstart
 from experiments.study import mean_and_error
 from jaxdec.train import train_and_evaluate
 
@@ -24,8 +24,8 @@ RUNS = {
     "accumulated Adam, one-peer exponential": {},
     "the same without gossip": {"topology.name": "isolated", "allow_unstable": True},
     "accumulated Adam, ring": {"topology.name": "ring"},
-    "decentralized Adam, one-peer exponential": {"algorithm.name": "decentralized_adamw"},
-    "allreduce Adam": {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"},
+    "decentralized Adam, one-peer exponential": default.DECENTRALIZED_ADAM,
+    "allreduce Adam": default.ALLREDUCE_ADAM,
 }
 
 

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs import stdlib_gpt
+from configs import default, stdlib_gpt
 from experiments.study import Cell, Study, markdown, mean_and_error, put_table
 
 HERE = pathlib.Path(__file__).parent
@@ -32,17 +32,16 @@ def get_config() -> ConfigDict:
     return config
 
 
-ALLREDUCE = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
 study = Study(
     HERE,
     get_config,
-    {"allreduce Adam, 8 nodes": Cell(ALLREDUCE, RATES)}
+    {"allreduce Adam, 8 nodes": Cell(default.ALLREDUCE_ADAM, RATES)}
     | {
-        f"{label}, {nodes} nodes": Cell({"algorithm.name": name, "nodes": nodes}, RATES)
+        f"{name}, {nodes} nodes": Cell(adam | {"nodes": nodes}, RATES)
         for nodes in (4, 8)
-        for label, name in (
-            ("decentralized Adam", "decentralized_adamw"),
-            ("accumulated Adam", "accumulated_adamw"),
+        for name, adam in (
+            ("decentralized Adam", default.DECENTRALIZED_ADAM),
+            ("accumulated Adam", default.ACCUMULATED_ADAM),
         )
     },
     score="eval/loss",

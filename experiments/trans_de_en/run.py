@@ -9,20 +9,18 @@ again.
 
 import pathlib
 
-from configs import trans_de_en
+from configs import default, trans_de_en
 from experiments.study import Cell, Study, difference, markdown, mean_and_error, put_table
 
 HERE = pathlib.Path(__file__).parent
 RATES = (3e-3, 6e-3, 1.2e-2)
-ALLREDUCE = {"algorithm.name": "allreduce", "algorithm.optimizer": "adamw"}
-DECENTRALIZED = {"algorithm.name": "decentralized_adamw"}
 
 study = Study(
     HERE,
     trans_de_en.get_config,
     {
-        "allreduce Adam": Cell(ALLREDUCE, RATES),
-        "decentralized Adam": Cell(DECENTRALIZED, RATES),
+        "allreduce Adam": Cell(default.ALLREDUCE_ADAM, RATES),
+        "decentralized Adam": Cell(default.DECENTRALIZED_ADAM, RATES),
         "accumulated Adam": Cell({}, RATES),
     },
     score="eval/bleu",
