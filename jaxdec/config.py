@@ -166,7 +166,9 @@ def make_batches(
     """The training batches of some nodes; None: of all."""
     batch_size = config.batch_size // config.nodes
     with _as_config_error():
-        return dataset.batches(parts, batch_size, config.seed, config.steps, nodes)
+        return dataset.batches(
+            parts, batch_size, config.seed, config.steps, nodes, config.accumulate
+        )
 
 
 def batch_shapes(config: ConfigDict, *, abstract: bool = False) -> int:

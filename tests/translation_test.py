@@ -436,3 +436,15 @@ def test_what_no_batch_can_hold_is_named():
     parts = np.array_split(np.arange(100), 2)
     with pytest.raises(ValueError, match=r"tokens=11 .* write at least 12"):
         BucketedNodeBatches(pairs, parts, tokens=11, seed=0, steps=1)
+    with pytest.raises(ValueError, match=r"in each of accumulate=3 parts; write at least 36"):
+        BucketedNodeBatches(pairs, parts, tokens=35, seed=0, steps=1, accumulate=3)
+
+
+def test_rows_divide_over_the_parts_of_an_accumulated_batch():
+    pairs = numbered(200)
+    parts = [np.arange(100), np.arange(100, 200)]
+    plain = BucketedNodeBatches(pairs, parts, tokens=60, seed=0, steps=1)
+    parted = BucketedNodeBatches(pairs, parts, tokens=60, seed=0, steps=1, accumulate=4)
+    for one, other in zip(plain.shapes, parted.shapes, strict=True):
+        assert other == one._replace(rows=one.rows // 4 * 4)
+    assert any(shape.rows % 4 for shape in plain.shapes)

@@ -42,6 +42,7 @@ class BucketedNodeBatches:
       steps: number of batches.
       buckets: at most so many shapes; each is compiled for each round of the topology.
       nodes: whose batches to make, of all; None: all nodes'.
+      accumulate: equal parts that a batch is taken in: its rows are a multiple of it.
 
     Raises:
       ValueError: too few tokens for the longest example, or a node without examples of a bucket.
@@ -68,6 +69,7 @@ class BucketedNodeBatches:
         steps: int,
         buckets: int = 4,
         nodes: Sequence[int] | None = None,
+        accumulate: int = 1,
     ):
         self._examples = examples
         self._seed = seed
@@ -77,16 +79,21 @@ class BucketedNodeBatches:
         sources, targets = examples.sources.lengths, examples.targets.lengths
         longer = np.maximum(sources, targets)
         bounds = least_padding(longer[used], buckets)
-        if tokens < bounds[-1]:
+        if tokens < accumulate * bounds[-1]:
+            parts_of = f" in each of {accumulate=} parts" if accumulate > 1 else ""
             raise ValueError(
-                f"{tokens=} of a node's batch cannot hold the longest example; "
-                f"write at least {bounds[-1]}"
+                f"{tokens=} of a node's batch cannot hold the longest example{parts_of}; "
+                f"write at least {accumulate * bounds[-1]}"
             )
         bucket = np.full(len(examples), -1)
         bucket[used] = np.searchsorted(bounds, longer[used])
         members = [np.flatnonzero(bucket == b) for b in range(len(bounds))]
         self.shapes = tuple(
-            Shape(tokens // bound, int(sources[chosen].max()), int(targets[chosen].max()))
+            Shape(
+                tokens // (accumulate * bound) * accumulate,
+                int(sources[chosen].max()),
+                int(targets[chosen].max()),
+            )
             for bound, chosen in zip(bounds, members, strict=True)
         )
         self._streams = [

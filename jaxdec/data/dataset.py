@@ -46,8 +46,10 @@ class Dataset:
         seed: int,
         steps: int,
         nodes: Sequence[int] | None = None,
+        accumulate: int = 1,
     ) -> "Batches":
-        """The training batches; `NodeBatches` says what of."""
+        """The training batches; `NodeBatches` says what of. `accumulate` divides `batch_size`."""
+        del accumulate
         return NodeBatches(self.train, parts, batch_size, seed, steps, nodes)
 
 

@@ -128,9 +128,12 @@ class PairsDataset(Dataset):
         seed: int,
         steps: int,
         nodes: Sequence[int] | None = None,
+        accumulate: int = 1,
     ) -> BucketedNodeBatches:
         """The training batches; `batch_size` counts the padded tokens of a node's longer texts."""
-        return BucketedNodeBatches(self.train, parts, batch_size, seed, steps, nodes=nodes)
+        return BucketedNodeBatches(
+            self.train, parts, batch_size, seed, steps, nodes=nodes, accumulate=accumulate
+        )
 
 
 @dataclasses.dataclass(frozen=True)
