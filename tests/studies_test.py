@@ -19,19 +19,25 @@ MODULES = {
     for path in sorted(FOLDER.glob("*/run.py"))
 }
 WITH_TABLES = [name for name, module in MODULES.items() if hasattr(module, "tables")]
+RUN = [name for name in WITH_TABLES if (FOLDER / name / "results.jsonl").exists()]
 TUNED = [name for name, module in MODULES.items() if hasattr(module, "STUDIES")]
 
 
-@pytest.mark.parametrize("name", WITH_TABLES)
+@pytest.mark.parametrize("name", sorted({*WITH_TABLES} - {*RUN}))
+def test_a_study_without_results_says_so(name):
+    assert "Not run yet" in (FOLDER / name / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", RUN)
 def test_tables_are_the_results(name):
     readme = (FOLDER / name / "README.md").read_text()
     for title, table in MODULES[name].tables().items():
         assert f"<!-- table {title} -->\n{table}\n<!-- /table -->" in readme
-    assert "FILL" not in readme
-    assert "FILL" not in (FOLDER / name / "run.py").read_text()
+    assert "FILL" not in readme + (FOLDER / name / "run.py").read_text()
+    assert "Not run yet" not in readme
 
 
-@pytest.mark.parametrize("name", WITH_TABLES)
+@pytest.mark.parametrize("name", RUN)
 def test_plots_are_drawn_from_the_results(name):
     if hasattr(MODULES[name], "plot"):
         assert MODULES[name].plot().axes
@@ -166,3 +172,11 @@ def test_detectors_train_together():
     scores = detect("DecentLaM", [0.01, 0.1], [0, 0], steps=2, tested=10)
     assert np.isfinite(scores).all()
     assert len(scores) == 2
+
+
+def test_every_study_is_among_the_claims_or_says_that_it_tests_none():
+    claims = (FOLDER / "CLAIMS.md").read_text()
+    for name in WITH_TABLES:
+        readme = (FOLDER / name / "README.md").read_text()
+        assert f"({name}/README.md)" in claims or "none of a paper's" in readme
+    assert "RESULT" not in claims

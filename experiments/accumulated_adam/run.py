@@ -1,6 +1,6 @@
 """Adam on small local batches, and what accumulated moments recover, at a fixed total batch.
 
-Run: python -m experiments.accumulated_adam.run   (about FILL minutes on two cores)
+Run: python -m experiments.accumulated_adam.run
      data: python -m jaxdec.data prepare stdlib
 
 Writes results.jsonl, spread.jsonl and loss.png beside this file and fills the README's tables.

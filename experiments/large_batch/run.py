@@ -1,6 +1,6 @@
 """Test accuracy against total batch: who keeps up with all-reduce's momentum SGD.
 
-Run: python -m experiments.large_batch.run   (about FILL minutes on two cores)
+Run: python -m experiments.large_batch.run
      data: python -m jaxdec.data prepare fashion_mnist
 
 Writes results.jsonl and accuracy.png beside this file and fills the README's tables. Finished runs

@@ -1,6 +1,6 @@
 """BLEU of a small transformer, German to English, on eight nodes and beside allreduce.
 
-Run: python -m experiments.trans_de_en.run   (about FILL minutes on two cores)
+Run: python -m experiments.trans_de_en.run
      data: apt-get install trans-de-en; python -m jaxdec.data prepare trans_de_en
 
 Writes results.jsonl beside this file and fills the README's table. Finished runs are not done

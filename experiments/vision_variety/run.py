@@ -1,6 +1,6 @@
 """DecentLaM, DmSGD and all-reduce's momentum SGD at a large batch, on five models and a detector.
 
-Run: python -m experiments.vision_variety.run   (about FILL minutes on two cores)
+Run: python -m experiments.vision_variety.run
 
 Writes results.jsonl, detection.jsonl and accuracy.png beside this file and fills the README's
 tables. Finished runs are not done again.
