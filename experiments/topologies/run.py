@@ -1,6 +1,6 @@
 """How fast gossip reaches agreement, by rounds and by bytes.
 
-Run: python -m experiments.topologies.run   (about FILL minutes on two cores)
+Run: python -m experiments.topologies.run   (about a minute on two cores)
 
 Writes results.jsonl and consensus.png beside this file and fills the README's tables.
 """
@@ -106,7 +106,7 @@ def plot(nodes: int = 64) -> Figure:
         axes.set(yscale="log", xlabel=what, ylim=(TARGET, 1.5), xlim=(0, 60))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(f"distance from the mean of {nodes} nodes, relative")
-    panels[1].legend(fontsize="x-small", ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right", fontsize="small")
     return figure
 
 
