@@ -25,10 +25,10 @@ HERE = pathlib.Path(__file__).parent
 N, ROWS, DIM = 8, 50, 30
 TOPOLOGIES = {"mesh": "grid", "ring": "ring", "symmetric exponential": "symmetric_exponential"}
 METHODS = ("dsgd", "dmsgd", "awc_dmsgd", "da_dmsgd", "qg_dmsgd", "d2_dmsgd", "decentlam")
-RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
+RATES = (2.5e-5, 2.5e-4, 5e-4, 1e-3, 2e-3)
 MOMENTA = (0.5, 0.8, 0.9, 0.95)
-STEPS = 60_000
-SIGMA, BATCHES = 400.0, (1, 4, 16, 64, 256, 1024)
+STEPS = 100_000
+SIGMA, BATCHES = 30.0, (1, 8, 64, 512, 4096, 32_768)
 SIZES, HORIZONS = (1, 2, 4, 8, 16), (1000, 4000, 16_000, 64_000)
 SCALE = 0.5  # γ = SCALE √(n/K)
 SEEDS = range(3)
@@ -196,10 +196,10 @@ def linear() -> Iterable[dict[str, Any]]:
         topology = mixing(graph, method)
         W, beta = topology.matrix(0), 0.0 if method == "dsgd" else 0.8
         limit = theory(method, W, 1e-3, beta, A, b)
-        models = simulate(algorithm(method, topology, 1e-3, beta), A, b, 1200, 1)["last"]
+        models = simulate(algorithm(method, topology, 1e-3, beta), A, b, 3000, 1)["last"]
         distances = np.linalg.norm(models - limit[:, None], axis=(0, 2))
         # From where the slowest mode rules, to where rounding does.
-        window = (distances < 1e-3 * distances[0]) & (distances > 1e-12 * distances[0])
+        window = (distances < 1e-8 * distances[0]) & (distances > 1e-12 * distances[0])
         steps = np.flatnonzero(window)
         yield {
             "study": "linear",
