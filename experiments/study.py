@@ -3,8 +3,7 @@
 import dataclasses
 import json
 import pathlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,6 +99,13 @@ def read_lines(folder: pathlib.Path, name: str = "results.jsonl") -> list[dict[s
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+def write_lines(
+    folder: pathlib.Path, lines: Iterable[Mapping[str, Any]], name: str = "results.jsonl"
+) -> None:
+    """Write a study's results, whole."""
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def mean_and_error(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
     """The mean ± its standard error.
 
@@ -139,17 +145,22 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([first, "|" + "---|" * len(header), *others])
 
 
-def put_table(readme: pathlib.Path, name: str, table: str) -> None:
-    """Put a table into a README, between the comments "table NAME" and "/table".
+def report(folder: pathlib.Path, tables: Mapping[str, str]) -> None:
+    """Print tables, and put each into the README, between the comments "table NAME" and "/table".
 
     Raises:
       ValueError: it has no such place.
     """
+    readme = folder / "README.md"
     text = readme.read_text()
-    place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- /table -->)", re.DOTALL)
-    if not place.search(text):
-        raise ValueError(f"{readme} has no place for table {name}")
-    readme.write_text(place.sub(lambda found: found[1] + table + "\n" + found[2], text))
+    for name, table in tables.items():
+        print(f"{name}\n{table}\n")
+        head, opened, rest = text.partition(f"<!-- table {name} -->\n")
+        _, closed, tail = rest.partition("<!-- /table -->")
+        if not closed:
+            raise ValueError(f"{readme} has no place for table {name}")
+        text = f"{head}{opened}{table}\n{closed}{tail}"
+    readme.write_text(text)
 
 
 def plot_means(axes: Axes, xs: Sequence[float], values: Sequence[np.ndarray], **style: Any) -> None:

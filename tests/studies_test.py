@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import pathlib
 
 import jax
@@ -73,6 +72,11 @@ def test_a_small_cell_of_a_tuned_study_runs(name, tmp_path):
     assert len(studies.read_lines(tmp_path)) == 3
 
 
+def test_a_small_cell_of_the_quickstart_study_runs():
+    result = MODULES["quickstart"].run("allreduce Adam", seed=0, steps=150)
+    assert result["accuracy"] > 0.5
+
+
 def test_the_best_rate_is_chosen_by_the_first_seed_alone(tmp_path):
     whole = MODULES["fashion_mnist"].cnn
     reduced = dataclasses.replace(
@@ -85,7 +89,7 @@ def test_the_best_rate_is_chosen_by_the_first_seed_alone(tmp_path):
 
     lines = [line(0.1, 0, float("nan")), line(0.2, 0, 0.6), line(0.3, 0, 0.5)]
     lines += [line(0.2, 1, 0.4), line(0.3, 1, 0.9)]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    studies.write_lines(tmp_path, lines)
     outcome = reduced.outcomes()["x"]
     assert (outcome.rate, outcome.at_edge) == (0.2, False)
     assert outcome.values("eval/accuracy").tolist() == [0.4]
@@ -172,6 +176,15 @@ def test_detectors_train_together():
     scores = detect("DecentLaM", [0.01, 0.1], [0, 0], steps=2, tested=10)
     assert np.isfinite(scores).all()
     assert len(scores) == 2
+
+
+def test_a_report_without_a_place_is_named(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- table x -->\nold\n<!-- /table -->\nb\n")
+    studies.report(tmp_path, {"x": "new"})
+    assert readme.read_text() == "a\n<!-- table x -->\nnew\n<!-- /table -->\nb\n"
+    with pytest.raises(ValueError, match="no place for table y"):
+        studies.report(tmp_path, {"y": "new"})
 
 
 def test_every_study_is_among_the_claims_or_says_that_it_tests_none():

@@ -8,7 +8,6 @@ Finished runs are not done again.
 """
 
 import itertools
-import json
 import pathlib
 from typing import Any
 
@@ -26,8 +25,9 @@ from experiments.study import (
     markdown,
     mean_and_error,
     plot_means,
-    put_table,
     read_lines,
+    report,
+    write_lines,
 )
 from jaxdec import sweep
 
@@ -185,10 +185,8 @@ def plot() -> Figure:
 def main() -> None:
     study.run(most=3)
     spreads = [spread(n, method) for n in NODES for method in (PLAIN, ACCUMULATED)]
-    (HERE / "spread.jsonl").write_text("".join(json.dumps(line) + "\n" for line in spreads))
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table, end="\n\n")
+    write_lines(HERE, spreads, "spread.jsonl")
+    report(HERE, tables())
     plot().savefig(HERE / "loss.png", dpi=130)
 
 

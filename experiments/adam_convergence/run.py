@@ -6,7 +6,6 @@ Writes results.jsonl and gradient.png beside this file and fills the README's ta
 """
 
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from rich.progress import track
 
 import jaxdec
 from experiments import logistic
-from experiments.study import markdown, mean_and_error, plot_means, put_table, read_lines
+from experiments.study import markdown, mean_and_error, plot_means, read_lines, report, write_lines
 
 HERE = pathlib.Path(__file__).parent
 NODES = 8
@@ -101,10 +100,8 @@ def plot() -> Figure:
 
 def main() -> None:
     lines = list(track(cells(), "runs", total=5 * len(SPLITS) * len(HORIZONS) * len(SEEDS)))
-    (HERE / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table)
+    write_lines(HERE, lines)
+    report(HERE, tables())
     plot().savefig(HERE / "gradient.png", dpi=130)
 
 

@@ -6,7 +6,6 @@ Writes results.jsonl and three plots beside this file and fills the README's tab
 """
 
 import itertools
-import json
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +18,7 @@ from rich.progress import track
 
 import jaxdec
 from experiments import logistic
-from experiments.study import markdown, mean_and_error, plot_means, put_table, read_lines
+from experiments.study import markdown, mean_and_error, plot_means, read_lines, report, write_lines
 
 HERE = pathlib.Path(__file__).parent
 N, ROWS, DIM = 8, 50, 30
@@ -391,10 +390,8 @@ def main() -> None:
     with jax.enable_x64(True):
         for name, part in PARTS.items():
             results += track(part(), name)
-    (HERE / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table, end="\n\n")
+    write_lines(HERE, results)
+    report(HERE, tables())
     plot().savefig(HERE / "bias.png", dpi=130)
 
 

@@ -13,7 +13,7 @@ import pathlib
 from matplotlib.figure import Figure
 
 from configs import default, fashion_mnist
-from experiments.study import Cell, Outcome, Study, markdown, mean_and_error, plot_means, put_table
+from experiments.study import Cell, Outcome, Study, markdown, mean_and_error, plot_means, report
 
 HERE = pathlib.Path(__file__).parent
 
@@ -130,9 +130,7 @@ def plot() -> Figure:
 def main() -> None:
     cnn.run(most=3)
     unequal.run()
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table, end="\n\n")
+    report(HERE, tables())
     plot().savefig(HERE / "unequal.png", dpi=130)
 
 

@@ -22,7 +22,7 @@ from experiments.study import (
     markdown,
     mean_and_error,
     plot_means,
-    put_table,
+    report,
 )
 
 HERE = pathlib.Path(__file__).parent
@@ -146,9 +146,7 @@ def plot() -> Figure:
 
 def main() -> None:
     study.run(most=12)
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(f"{name}\n{table}", end="\n\n")
+    report(HERE, tables())
     plot().savefig(HERE / "accuracy.png", dpi=130)
 
 

@@ -5,7 +5,6 @@ Run: python -m experiments.quickstart.run   (about four minutes on two cores)
 Writes results.jsonl and accuracy.png beside this file, and prints the table.
 """
 
-import json
 import pathlib
 import tempfile
 
@@ -14,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from configs import default, quickstart
-from experiments.study import mean_and_error
+from experiments.study import markdown, mean_and_error, read_lines, report, write_lines
 from jaxdec.train import train_and_evaluate
 
 HERE = pathlib.Path(__file__).parent
@@ -50,21 +49,23 @@ def run(name: str, seed: int, steps: int | None = None) -> dict:
     }
 
 
-def table(results: list[dict]) -> str:
-    rows = [
-        "| run | mean model | a node's own | MB sent a node a step |",
-        "|---|---|---|---|",
-    ]
+def tables() -> dict[str, str]:
+    """The README's table, from results.jsonl."""
+    rows = []
     for name in RUNS:
-        own = [result for result in results if result["run"] == name]
+        own = [line for line in read_lines(HERE) if line["run"] == name]
         cells = [
-            mean_and_error([100 * r[key] for r in own]) for key in ("accuracy", "accuracy_nodes")
+            mean_and_error([100 * line[key] for line in own])
+            for key in ("accuracy", "accuracy_nodes")
         ]
-        rows.append(f"| {name} | {cells[0]} | {cells[1]} | {own[0]['bytes_sent'] / 1e6:.2f} |")
-    return "\n".join(rows)
+        rows.append([name, *cells, f"{own[0]['bytes_sent'] / 1e6:.2f}"])
+    header = ["run", "mean model", "a node's own", "MB sent a node a step"]
+    return {"accuracy": markdown(header, rows)}
 
 
-def plot(results: list[dict]) -> Figure:
+def plot() -> Figure:
+    """Every seed's accuracy and their mean, a row a run."""
+    results = read_lines(HERE)
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     axes = figure.add_subplot()
     for row, name in enumerate(RUNS):
@@ -80,9 +81,9 @@ def plot(results: list[dict]) -> Figure:
 
 def main() -> None:
     results = [run(name, seed) for name in RUNS for seed in SEEDS]
-    (HERE / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
-    plot(results).savefig(HERE / "accuracy.png", dpi=130)
-    print(table(results))
+    write_lines(HERE, results)
+    plot().savefig(HERE / "accuracy.png", dpi=130)
+    report(HERE, tables())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Writes results.jsonl and phases.png beside this file and fills the README's tabl
 """
 
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 import jaxdec
-from experiments.study import markdown, put_table, read_lines
+from experiments.study import markdown, read_lines, report, write_lines
 
 HERE = pathlib.Path(__file__).parent
 ALGORITHMS = (
@@ -159,10 +158,8 @@ def plot() -> Figure:
 def main() -> None:
     total = len(ALGORITHMS) * len(TOPOLOGIES) * len(SIZES) * len(MOMENTA)
     lines = list(track(cells(), "cells", total=total))
-    (HERE / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table, end="\n\n")
+    write_lines(HERE, lines)
+    report(HERE, tables())
     plot().savefig(HERE / "phases.png", dpi=130)
 
 

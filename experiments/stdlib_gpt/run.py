@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import default, stdlib_gpt
-from experiments.study import Cell, Study, markdown, mean_and_error, put_table
+from experiments.study import Cell, Study, markdown, mean_and_error, report
 
 HERE = pathlib.Path(__file__).parent
 RATES = (2e-3, 4e-3, 8e-3)
@@ -71,9 +71,7 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     study.run(most=3)
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table)
+    report(HERE, tables())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from configs import default
+from experiments.study import markdown, read_lines, report, write_lines
 from jaxdec import run as runs
 from jaxdec.sweep import Together
 
@@ -107,16 +108,16 @@ def together_cost(fields: dict[str, Any], steps: int, members: int = 4) -> dict:
     return ratio(lambda _: seconds(every, members), lambda _: seconds(every, 1), 1)
 
 
-def table(results: list[dict]) -> str:
-    rows = ["| task | ratio of step times | median (quartiles) | ms |", "|---|---|---|---|"]
-    for result in results:
-        low, high = result["quartiles"]
-        above, below = result["ms"]
-        rows.append(
-            f"| {result['task']} | {result['what']} | {result['ratio']:.3f} ({low:.3f} … "
-            f"{high:.3f}) | {above:.1f} / {below:.1f} |"
-        )
-    return "\n".join(rows)
+def tables() -> dict[str, str]:
+    """The README's table, from results.jsonl."""
+    rows = []
+    for line in read_lines(HERE):
+        low, high = line["quartiles"]
+        above, below = line["ms"]
+        spread = f"{line['ratio']:.3f} ({low:.3f} … {high:.3f})"
+        rows.append([line["task"], line["what"], spread, f"{above:.1f} / {below:.1f}"])
+    header = ["task", "ratio of step times", "median (quartiles)", "ms"]
+    return {"ratios": markdown(header, rows)}
 
 
 def main() -> None:
@@ -133,8 +134,8 @@ def main() -> None:
     results.append({"task": "MLP 64-64-10, 8 × 16, 200 steps", "what": what})
     results[-1] |= together_cost(small, steps=200)
     print(json.dumps(results[-1]), flush=True)
-    (HERE / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
-    print(table(results))
+    write_lines(HERE, results)
+    report(HERE, tables())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Writes results.jsonl and consensus.png beside this file and fills the README's t
 """
 
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 import jaxdec
-from experiments.study import markdown, put_table, read_lines
+from experiments.study import markdown, read_lines, report, write_lines
 
 HERE = pathlib.Path(__file__).parent
 SIZES = (4, 8, 16, 32, 64, 128, 256)
@@ -113,10 +112,8 @@ def plot(nodes: int = 64) -> Figure:
 def main() -> None:
     with jax.enable_x64(True):
         lines = list(track(cells(), "graphs", total=len(TOPOLOGIES) * len(SIZES)))
-    (HERE / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table, end="\n\n")
+    write_lines(HERE, lines)
+    report(HERE, tables())
     plot().savefig(HERE / "consensus.png", dpi=130)
 
 

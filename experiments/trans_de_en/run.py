@@ -10,7 +10,7 @@ again.
 import pathlib
 
 from configs import default, trans_de_en
-from experiments.study import Cell, Study, difference, markdown, mean_and_error, put_table
+from experiments.study import Cell, Study, difference, markdown, mean_and_error, report
 
 HERE = pathlib.Path(__file__).parent
 RATES = (3e-3, 6e-3, 1.2e-2)
@@ -48,9 +48,7 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     study.run()
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table)
+    report(HERE, tables())
 
 
 if __name__ == "__main__":

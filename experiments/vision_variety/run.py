@@ -8,7 +8,6 @@ tables. Finished runs are not done again.
 
 import functools
 import itertools
-import json
 import pathlib
 from typing import Any
 
@@ -29,9 +28,10 @@ from experiments.study import (
     difference,
     markdown,
     mean_and_error,
-    put_table,
     read_lines,
+    report,
     standard_error,
+    write_lines,
 )
 from experiments.vision_variety import detection
 from jaxdec import data, models
@@ -213,10 +213,8 @@ def main() -> None:
     study.run(most=4)
     path = HERE / "detection.jsonl"
     if not path.exists():
-        path.write_text("".join(json.dumps(line) + "\n" for line in detectors()))
-    for name, table in tables().items():
-        put_table(HERE / "README.md", name, table)
-        print(table)
+        write_lines(HERE, detectors(), path.name)
+    report(HERE, tables())
     plot().savefig(HERE / "accuracy.png", dpi=130)
 
 
