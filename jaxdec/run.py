@@ -171,6 +171,11 @@ class Run:
         """Compiled steps: one for each distinct round, and shape of a batch."""
         return len(set(self.phases)) * self.batch_shapes
 
+    @property
+    def first_steps(self) -> int:
+        """Steps in which most of the executables are compiled: a period, or one for each."""
+        return max(len(self.phases), self.executables)
+
     def final_scores(self, evaluation: Evaluation, state: TrainState) -> dict[str, Any]:
         """What takes too long to be scored along the way: BLEU of the mean model's translations."""
         if not isinstance(self.dataset, data.Translation):

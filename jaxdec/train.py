@@ -101,12 +101,12 @@ def train_and_evaluate(config: ConfigDict, folder: str | pathlib.Path) -> dict[s
         console.print(f"starting at step {source.step} from {source.folder}: {how}")
     start = int(state.step)
     window = Window(run.placement, entries)
-    clock = StepClock(skip=len(run.phases))
+    clock = StepClock(skip=run.first_steps)
     sent = _bytes_sent(run)
     board = None
     if config.wandb is not None and is_first:
         board = wandb_board(config.wandb, folder, config.to_dict())
-    first = start + run.executables
+    first = start + run.first_steps
     with (
         Sigterm() as terminated,
         contextlib.closing(checkpoints),

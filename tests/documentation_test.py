@@ -10,7 +10,9 @@ import sys
 import jupytext
 import pytest
 
+from experiments.fashion_mnist import run as fashion_mnist_study
 from experiments.quickstart import run as quickstart_study
+from experiments.study import mean_and_error
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -62,6 +64,15 @@ def test_readme_error_is_what_is_printed(tmp_path):
         [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr.strip()) == (2, expected)
+
+
+def test_readme_shows_what_studies_found():
+    outcomes = fashion_mnist_study.cnn.outcomes()
+    gossip, allreduce = (
+        mean_and_error(100 * outcomes[name].values("eval/accuracy"))
+        for name in ("accumulated Adam, one-peer exponential", "allreduce Adam")
+    )
+    assert f"test accuracy | {gossip} % | {allreduce} % |" in README
 
 
 def test_make_targets_are_named():
