@@ -37,7 +37,8 @@ MLP = {
     "schedule.warmup_steps": 39,
     "algorithm.weight_decay": 1e-4,
 }
-SGD, MOMENTUM, ADAM = (0.1, 0.3, 1.0), (0.01, 0.03, 0.1), (1e-3, 3e-3, 1e-2)
+SGD, MOMENTUM = (0.03, 0.1, 0.3, 1.0), (0.01, 0.03, 0.1, 0.3)
+ADAM = (1e-3, 3e-3, 1e-2, 3e-2)
 METHODS = {
     "dsgd": ({}, SGD),
     "dmsgd": ({"algorithm.momentum": 0.9}, MOMENTUM),
