@@ -62,7 +62,7 @@ def failures() -> Iterator[None]:
     try:
         yield
     except tuple(EXIT_CODES) as error:
-        _fail(error, EXIT_CODES[type(error)])
+        _fail(error, next(EXIT_CODES[kind] for kind in type(error).mro() if kind in EXIT_CODES))
     except OSError as error:
         _fail(f"{error}; make room or give permission, and the same command continues", 1)
     except Exception as error:
