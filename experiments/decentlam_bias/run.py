@@ -1,6 +1,6 @@
 """Momentum's bias on least squares, DecentLaM without it, and both's convergence rates.
 
-Run: python -m experiments.decentlam_bias.run   (about FILL minutes on two cores)
+Run: python -m experiments.decentlam_bias.run   (about 20 minutes on two cores)
 
 Writes results.jsonl and three plots beside this file and fills the README's tables.
 """
