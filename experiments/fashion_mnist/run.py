@@ -1,6 +1,6 @@
 """Fashion-MNIST on eight nodes: Adams beside allreduce's, and methods on unequal data.
 
-Run: python -m experiments.fashion_mnist.run   (about 55 minutes on two cores)
+Run: python -m experiments.fashion_mnist.run   (about 75 minutes on two cores)
      data: python -m jaxdec.data prepare fashion_mnist
 
 Writes results.jsonl and unequal.png beside this file and fills the README's tables. Finished runs
