@@ -46,6 +46,7 @@ SMALL = {
     "data.name": "digits",
     "batch_size": 64,
     "steps": 3,
+    "schedule.name": "constant",
     "schedule.warmup_steps": 0,
     "model.name": "mlp",
     "model.hidden": (8,),
@@ -64,11 +65,13 @@ def test_a_small_cell_of_a_tuned_study_runs(name, tmp_path):
     small = studies.Cell(
         cell.overrides | others | {"data.context": None} | SMALL, tuple(cell.rates)[:2]
     )
-    reduced = dataclasses.replace(whole, folder=tmp_path, cells={title: small}, seeds=(0, 1))
+    reduced = dataclasses.replace(
+        whole, folder=tmp_path, cells={title: small}, score="eval/accuracy", seeds=(0, 1)
+    )
     outcome = reduced.run()[title]
     assert outcome.rate in small.rates
     assert outcome.at_edge
-    assert outcome.values(whole.score).shape == (1,)
+    assert outcome.values(reduced.score).shape == (1,)
     assert len(studies.read_lines(tmp_path)) == 3
 
 
