@@ -1,6 +1,6 @@
 """How the gradient of the mean model shrinks with K at γ ∝ 1/√K, for decentralized Adams.
 
-Run: python -m experiments.adam_convergence.run   (about FILL minutes on two cores)
+Run: python -m experiments.adam_convergence.run   (about 13 minutes on two cores)
 
 Writes results.jsonl and gradient.png beside this file and fills the README's table.
 """
