@@ -1,6 +1,6 @@
 """Where algorithms diverge: the predicted spectral radius against training.
 
-Run: python -m experiments.stability.run   (about FILL minutes on two cores)
+Run: python -m experiments.stability.run   (about 20 minutes on two cores)
 
 Writes results.jsonl and phases.png beside this file and fills the README's tables.
 """
