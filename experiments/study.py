@@ -64,34 +64,45 @@ class Study:
         self._sweep(
             [cell.at(rate, first) for cell in self.cells.values() for rate in cell.rates], most
         )
-        best = {name: self._best(cell) for name, cell in self.cells.items()}
-        self._sweep(
-            [self.cells[name].at(best[name], seed) for name in self.cells for seed in others], most
-        )
+        results = _Results(self.folder)
+        best = [(cell, self._best(cell, results)) for cell in self.cells.values()]
+        self._sweep([cell.at(rate, seed) for cell, rate in best for seed in others], most)
         return self.outcomes()
 
     def outcomes(self) -> dict[str, Outcome]:
         """What results.jsonl says of every cell."""
-        found = {}
+        results, found = _Results(self.folder), {}
         for name, cell in self.cells.items():
-            rate = self._best(cell)
-            lines = [self._line(cell.at(rate, seed)) for seed in self.seeds[1:]]
+            rate = self._best(cell, results)
+            lines = [results.line(cell.at(rate, seed)) for seed in self.seeds[1:]]
             found[name] = Outcome(rate, rate in (min(cell.rates), max(cell.rates)), lines)
         return found
 
     def _sweep(self, added: list[dict[str, Any]], most: int) -> None:
         sweep.sweep(sweep.configured(self.get_config, added), self.folder, most)
 
-    def _best(self, cell: Cell) -> float:
-        found = [self._line(cell.at(rate, self.seeds[0]))[self.score] for rate in cell.rates]
+    def _best(self, cell: Cell, results: "_Results") -> float:
+        found = [results.line(cell.at(rate, self.seeds[0]))[self.score] for rate in cell.rates]
         scores = -np.array(found) if self.score.endswith("loss") else np.array(found)
         return cell.rates[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
-    def _line(self, overrides: dict[str, Any]) -> dict[str, Any]:
-        for line in read_lines(self.folder):
-            if line["overrides"] == json.loads(json.dumps(overrides)):
-                return line
-        raise LookupError(f"{self.folder}/results.jsonl lacks {overrides}; run the study")
+
+class _Results:
+    """The lines of results.jsonl, read once, by what each run overrode."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._lines = {self._key(line["overrides"]): line for line in read_lines(folder)}
+
+    def line(self, overrides: dict[str, Any]) -> dict[str, Any]:
+        key = self._key(overrides)
+        if key not in self._lines:
+            raise LookupError(f"{self._folder}/results.jsonl lacks {overrides}; run the study")
+        return self._lines[key]
+
+    @staticmethod
+    def _key(overrides: dict[str, Any]) -> str:
+        return json.dumps(overrides, sort_keys=True)
 
 
 def read_lines(folder: pathlib.Path, name: str = "results.jsonl") -> list[dict[str, Any]]:

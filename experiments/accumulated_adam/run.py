@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from configs import default, stdlib_gpt
 from experiments.study import (
     Cell,
+    Outcome,
     Study,
     difference,
     markdown,
@@ -88,14 +89,13 @@ study = Study(HERE, get_config, CELLS, score="eval/loss")
 STUDIES = (study,)
 
 
-def spread(nodes: int, method: str) -> dict[str, Any]:
+def spread(nodes: int, method: str, rate: float) -> dict[str, Any]:
     """How far nodes' moments are apart at the end of training.
 
     The variance over nodes, over the square of their mean, each summed over parameters: of the
     second moment V, and of the direction M/(√V + ε).
     """
-    name = f"{method} {nodes}"
-    overrides = CELLS[name].at(study.outcomes()[name].rate, seed=1)
+    overrides = CELLS[f"{method} {nodes}"].at(rate, seed=1)
     (run,) = sweep.configured(get_config, [overrides])
     ((state,), _) = sweep.Together([run[1]]).train()
     mu, nu = (optax.tree.get(state.opt_state, field) for field in ("mu", "nu"))
@@ -114,35 +114,44 @@ def spread(nodes: int, method: str) -> dict[str, Any]:
     }
 
 
-def _bits(name: str) -> np.ndarray:
-    return study.outcomes()[name].values("eval/loss") / np.log(2)
+def _bits(outcome: Outcome) -> np.ndarray:
+    return outcome.values("eval/loss") / np.log(2)
 
 
-def _cell(name: str) -> str:
-    return mean_and_error(_bits(name), 3) + "†" * study.outcomes()[name].at_edge
+def _cell(outcome: Outcome) -> str:
+    return mean_and_error(_bits(outcome), 3) + "†" * outcome.at_edge
 
 
 def tables() -> dict[str, str]:
     """The README's tables, from results.jsonl and spread.jsonl."""
-    base = _bits("allreduce")
+    outcomes = study.outcomes()
+    base = _bits(outcomes["allreduce"])
     header = [f"n = {n}" for n in NODES]
-    by_nodes = [["allreduce Adam", *[_cell("allreduce")] * len(NODES)]]
+    by_nodes = [["allreduce Adam", *[_cell(outcomes["allreduce"])] * len(NODES)]]
     for method in (PLAIN, ROOTED, ACCUMULATED):
-        by_nodes.append([method, *(_cell(f"{method} {n}") for n in NODES)])
+        by_nodes.append([method, *(_cell(outcomes[f"{method} {n}"]) for n in NODES)])
     for above, below in ((PLAIN, None), (ACCUMULATED, None), (ACCUMULATED, PLAIN)):
         cells = [
-            difference(_bits(f"{above} {n}"), base if below is None else _bits(f"{below} {n}"), 3)
+            difference(
+                _bits(outcomes[f"{above} {n}"]),
+                base if below is None else _bits(outcomes[f"{below} {n}"]),
+                3,
+            )
             for n in NODES
         ]
         by_nodes.append([f"{above} − {below or 'allreduce'}", *cells])
     windows = [
-        [order.upper(), *(_cell(f"s={window} {order}") for window in WINDOWS)]
+        [order.upper(), *(_cell(outcomes[f"s={window} {order}"]) for window in WINDOWS)]
         for order in ("awc", "atc")
     ]
     ablation = [
         [
             topology,
-            *(_cell(f"{topology} s={s} {order}") for s in (1, 8) for order in ("awc", "atc")),
+            *(
+                _cell(outcomes[f"{topology} s={s} {order}"])
+                for s in (1, 8)
+                for order in ("awc", "atc")
+            ),
         ]
         for topology in TOPOLOGIES
     ]
@@ -166,9 +175,10 @@ def plot() -> Figure:
     """Bits a byte and the spread of the second moment, against the number of nodes."""
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     bits, apart = figure.subplots(1, 2)
-    bits.axhline(_bits("allreduce").mean(), color="black", linewidth=1, label="allreduce")
+    outcomes = study.outcomes()
+    bits.axhline(_bits(outcomes["allreduce"]).mean(), color="black", linewidth=1, label="allreduce")
     for method in (PLAIN, ROOTED, ACCUMULATED):
-        plot_means(bits, NODES, [_bits(f"{method} {n}") for n in NODES], label=method)
+        plot_means(bits, NODES, [_bits(outcomes[f"{method} {n}"]) for n in NODES], label=method)
     for method in (PLAIN, ACCUMULATED):
         own = [x for x in read_lines(HERE, "spread.jsonl") if x["method"] == method]
         apart.plot(NODES, [x["second_moment"] for x in own], marker="o", label=method)
@@ -183,8 +193,12 @@ def plot() -> Figure:
 
 
 def main() -> None:
-    study.run(most=3)
-    spreads = [spread(n, method) for n in NODES for method in (PLAIN, ACCUMULATED)]
+    outcomes = study.run(most=3)
+    spreads = [
+        spread(n, method, outcomes[f"{method} {n}"].rate)
+        for n in NODES
+        for method in (PLAIN, ACCUMULATED)
+    ]
     write_lines(HERE, spreads, "spread.jsonl")
     report(HERE, tables())
     plot().savefig(HERE / "loss.png", dpi=130)

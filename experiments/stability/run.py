@@ -133,10 +133,11 @@ def plot() -> Figure:
     shown = [a for a in ALGORITHMS if a not in ("dmsgd", "awc_dmsgd", "slowmo")]
     figure = Figure(figsize=(10.4, 5.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True).ravel()
+    lines = read_lines(HERE)
     for axes, algorithm in zip(panels, shown, strict=True):
         own = {
             (line["topology"], line["beta"]): line
-            for line in read_lines(HERE)
+            for line in lines
             if (line["algorithm"], line["nodes"]) == (algorithm, max(SIZES))
         }
         radii = [[own[name, beta]["radius"] for beta in MOMENTA] for name in TOPOLOGIES]

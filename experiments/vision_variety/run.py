@@ -167,13 +167,16 @@ def detectors() -> list[dict[str, Any]]:
     return lines
 
 
-def _scores(task: str, method: str) -> tuple[np.ndarray, bool]:
-    """In percent, over seeds; and whether the best rate is at the edge of those tried."""
-    if task == "detection, mAP":
-        (line,) = (x for x in read_lines(HERE, "detection.jsonl") if x["method"] == method)
-        return 100 * np.array(line["map"]), line["rate"] in (min(RATES), max(RATES))
-    outcome = study.outcomes()[f"{task} {method}"]
-    return 100 * outcome.values("eval/accuracy"), outcome.at_edge
+def _scores() -> dict[tuple[str, str], tuple[np.ndarray, bool]]:
+    """By task and method: percent, over seeds; and whether the best rate is at the edge."""
+    found = {}
+    for name, outcome in study.outcomes().items():
+        task, method = name.rsplit(" ", 1)
+        found[task, method] = (100 * outcome.values("eval/accuracy"), outcome.at_edge)
+    for line in read_lines(HERE, "detection.jsonl"):
+        at_edge = line["rate"] in (min(RATES), max(RATES))
+        found["detection, mAP", line["method"]] = (100 * np.array(line["map"]), at_edge)
+    return found
 
 
 TASKS = (*MODELS, "detection, mAP")
@@ -181,9 +184,9 @@ TASKS = (*MODELS, "detection, mAP")
 
 def tables() -> dict[str, str]:
     """The README's table, from the results."""
-    rows = []
+    rows, scores = [], _scores()
     for task in TASKS:
-        found = {method: _scores(task, method) for method in METHODS}
+        found = {method: scores[task, method] for method in METHODS}
         cells = [mean_and_error(values) + "†" * edge for values, edge in found.values()]
         gaps = [
             difference(found[above][0], found[below][0])
@@ -196,9 +199,9 @@ def tables() -> dict[str, str]:
 def plot() -> Figure:
     """A bar a method, a group a task."""
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    axes = figure.add_subplot()
+    axes, scores = figure.add_subplot(), _scores()
     for index, method in enumerate(METHODS):
-        values = [_scores(task, method)[0] for task in TASKS]
+        values = [scores[task, method][0] for task in TASKS]
         places = np.arange(len(TASKS)) + 0.27 * (index - 1)
         means, errors = [v.mean() for v in values], [standard_error(v) for v in values]
         axes.bar(places, means, 0.25, yerr=errors, capsize=3, label=method)
