@@ -8,6 +8,7 @@ import argparse
 import functools
 import hashlib
 import importlib.util
+import inspect
 import json
 import pathlib
 import sys
@@ -34,6 +35,8 @@ Overrides = dict[str, Any]
 def read(path: str) -> list[tuple[Overrides, ConfigDict]]:
     """The runs of a config file: what each overrides, and its config.
 
+    The file's `sweep(add)` calls `add(*arguments_of_get_config, **overrides)` for each run.
+
     Raises:
       ConfigError: no such file, one without `sweep`, or a run that cannot be.
     """
@@ -44,9 +47,16 @@ def read(path: str) -> list[tuple[Overrides, ConfigDict]]:
     spec.loader.exec_module(module)
     if not hasattr(module, "sweep"):
         raise configs.ConfigError(f"--config={path} has no sweep(add); write one beside get_config")
-    added: list[Overrides] = []
-    module.sweep(lambda **overrides: added.append(overrides))
-    return configured(module.get_config, added)
+    found: list[tuple[Overrides, ConfigDict]] = []
+
+    def add(*arguments: str, **overrides: Any) -> None:
+        get_config = functools.partial(module.get_config, *arguments)
+        [(_, config)] = configured(get_config, [overrides])
+        variant = zip(inspect.signature(module.get_config).parameters, arguments, strict=False)
+        found.append((dict(variant) | overrides, config))
+
+    module.sweep(add)
+    return found
 
 
 def configured(
@@ -59,10 +69,10 @@ def configured(
     """
     found = []
     for overrides in added:
-        config = get_config().lock()
         try:
+            config = get_config().lock()
             config.update_from_flattened_dict(overrides)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise configs.ConfigError(f"sweep adds {overrides}: {error}") from error
         configs.validate(config)
         found.append((overrides, config))

@@ -88,6 +88,7 @@ def test_the_command_prints_a_table(path, tmp_path, capsys):
         (("def sweep", "def swept"), "has no sweep"),
         (("topology.name", "topology.nam"), "sweep adds .*nam"),
         (('"ring"', '"rnig"'), "did you mean ring"),
+        (("add(**", 'add("small", **'), "takes 0 positional arguments but 1"),
     ],
     ids=str,
 )
@@ -101,3 +102,15 @@ def test_a_config_that_is_not_there(tmp_path, capsys):
     assert sweeps.main(["--config=none.py", f"--workdir={tmp_path / 'sweep'}"]) == 2
     assert capsys.readouterr().err == "error: --config=none.py is no config file\n"
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_variant_of_the_config_is_in_its_runs_name(path, tmp_path):
+    text = CONFIG.replace("get_config():", "get_config(width='16'):")
+    text = text.replace("(16,)", "(int(width),)").replace("add(**", 'add("32", **')
+    (tmp_path / "config.py").write_text(text)
+    overrides, config = sweeps.read(path)[0]
+    assert overrides == {"width": "32", "seed": 0, "algorithm.learning_rate": 1e-3}
+    assert config.model.hidden == (32,)
+    (tmp_path / "config.py").write_text(text.replace('"32"', '"wide"'))
+    with pytest.raises(ConfigError, match="sweep adds .*invalid literal"):
+        sweeps.read(path)
