@@ -23,7 +23,8 @@ def get_config() -> ConfigDict:
     config.batch_size = 128
     config.accumulate = 1  # parts that a node takes its batch in, one after another
     config.lift = "auto"  # "simulate" (one device), "mesh" (one node a device), or "auto"
-    config.wire_dtype = placeholder(str)  # what gossip sends: "bfloat16", "float16"; None: as is
+    # What gossip sends: "bfloat16", "float16", or "int8" (rounded at random); None: as is.
+    config.wire_dtype = placeholder(str)
     config.allow_unstable = False  # run pairs that analysis.check refuses
     config.max_executables = 16  # most compiled steps, one for each distinct round
 

@@ -7,6 +7,7 @@ device) and under `jax.shard_map` (one node a device) alike.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +16,11 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from jaxdec import wire
 from jaxdec.topology import Topology
+from jaxdec.topology.core import Round
 
 PyTree = Any
-
-WIRE_DTYPES = ("bfloat16", "float16", "float32")
 
 
 def exchange(x: jax.Array, source: tuple[int, ...], axis_name: str) -> jax.Array:
@@ -76,6 +77,9 @@ class Gossip:
     W[i, j] q(x_j), to two units in the last place of q(x_j) in float32: nodes that agree to within
     q never stop exchanging differences, and x + δ is then exact, not a drift of the mean.
 
+    "int8" rounds at random, by `jaxdec.wire.Int8`: about a quarter of float32's bytes. It needs a
+    key, the same on all nodes, and draws from fold_in(key, l) for the l-th leaf.
+
     An exact mean (`complete`, the steps of `with_mean`) is one `psum` in float32 instead of n − 1
     exchanges: it leaves all nodes with the same model, but may move that model by its rounding.
 
@@ -87,12 +91,12 @@ class Gossip:
     Attributes:
       topology: over all replicas.
       axis_name: of the nodes; with `local_axis`, of the hosts.
-      wire_dtype: what travels; None: the leaf's own dtype.
+      wire_dtype: what travels, one of `jaxdec.wire.DTYPES`; None: the leaf's own dtype.
       local_axis: axis of the replicas inside a host, for a hierarchical topology: averages inside
         the host by reduce-scatter, exchanges shards between hosts, gathers back, so that a link
         between hosts carries one model and not one a replica.
       specs: the PartitionSpec of each leaf over further automatic mesh axes, so that `local_axis`
-        scatters each model shard where it lies (without it no leaf moves); None: no such axes.
+        scatters, and "int8" rounds, each model shard where it lies; None: no such axes.
     """
 
     topology: Topology
@@ -102,11 +106,8 @@ class Gossip:
     specs: PyTree | None = None
 
     def __post_init__(self):
-        if self.wire_dtype is not None and not _is_wire_dtype(self.wire_dtype):
-            raise ValueError(
-                f"wire_dtype={self.wire_dtype!r} is not a wire format; "
-                f"write one of {', '.join(WIRE_DTYPES)}, or None for the parameters' own"
-            )
+        if self.wire_dtype is not None:
+            wire.wire_format(self.wire_dtype)
         if self.local_axis is not None and self.topology.outer is None:
             raise ValueError(
                 f"local_axis={self.local_axis!r} needs a hierarchical topology, got "
@@ -128,29 +129,65 @@ class Gossip:
           phase: a Python int (the step, or its phase) compiles that round's exchanges only; a
             traced integer, the same on all nodes, compiles every round behind a `lax.switch`,
             which is right but cannot overlap with compute.
-          key: of a wire format that rounds at random, the same on all nodes; these formats do not.
+          key: of a wire format that rounds at random ("int8"), the same on all nodes; another for
+            every call.
 
         Raises:
           TypeError: a leaf is not floating-point.
-          ValueError: an axis has another number of nodes than the topology.
+          ValueError: an axis has another number of nodes than the topology, or the wire format
+            needs a key.
         """
-        del key
-        self._check_axes()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                raise TypeError(
-                    f"gossip averages floating-point leaves; {jax.tree_util.keystr(path)} has "
-                    f"dtype {jnp.result_type(leaf)}: leave it out of the tree"
-                )
-        if isinstance(phase, int | np.integer):
-            return self._round(tree, int(phase))
-        distinct = self.topology.distinct_phases
-        index = [distinct.index(self.topology.phase(p)) for p in range(self.topology.period)]
-        branches = [functools.partial(self._round, phase=p) for p in distinct]
-        return lax.switch(jnp.asarray(index)[phase % self.topology.period], branches, tree)
+        if key is None and self._is_int8:
+            raise ValueError(_needs_key(f"wire_dtype={self.wire_dtype!r}"))
+        self._check(tree)
+        return self._switch(self._round, phase, tree, key)
 
-    def bytes_sent(self, tree: PyTree, phase: int) -> float:
-        """Bytes that a node sends in a round, the mean over nodes.
+    def compressed(
+        self,
+        tree: PyTree,
+        phase: int | jax.Array,
+        compressor: wire.Format,
+        key: jax.Array | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        """Q(x) and W_phase q(x) − q(x) of every leaf x, with nothing but messages on the wire.
+
+        An exact mean too is n − 1 exchanges here, and `wire_dtype` has no say.
+
+        Args:
+          tree: as for a call, without `local_axis`.
+          phase: likewise.
+          compressor: q, of `jaxdec.wire`.
+          key: of a compressor that draws, the same on all nodes; another for every call.
+
+        Returns:
+          Two trees in the dtypes of sums: float32 at least.
+
+        Raises:
+          TypeError, ValueError: as a call does.
+
+        >>> import jaxdec
+        >>> gossip = jaxdec.Gossip(jaxdec.topology.ring(3))
+        >>> def largest(x):
+        ...     return gossip.compressed(x, 0, jaxdec.wire.TopK(keep=0.5))
+        >>> x = jnp.array([[1.0, 3.0], [1.0, 3.0], [6.0, 0.0]])
+        >>> q, delta = jax.vmap(largest, axis_name="node")(x)
+        >>> q.tolist(), delta.tolist()
+        ([[0.0, 3.0], [0.0, 3.0], [6.0, 0.0]], [[2.0, -1.0], [2.0, -1.0], [-4.0, 2.0]])
+        """
+        if key is None and compressor.draws:
+            raise ValueError(_needs_key(f"compressor {compressor}"))
+        self._check(tree)
+
+        def round_(phase: int, tree: PyTree, key: jax.Array | None) -> PyTree:
+            return _map_leaves(
+                lambda x, key: self._compressed_leaf(x, phase, compressor, key), tree, key
+            )
+
+        pairs = self._switch(round_, phase, tree, key)
+        return jax.tree.transpose(jax.tree.structure(tree), jax.tree.structure((0, 0)), pairs)
+
+    def bytes_sent(self, tree: PyTree, phase: int, compressor: wire.Format | None = None) -> float:
+        """Bytes that a node sends in a round, the mean over nodes; with a compressor, `compressed`.
 
         With `local_axis`, those between hosts, a replica; what a host's own links carry is left
         out. An exact mean counts as a ring all-reduce in the dtype of its sums.
@@ -159,14 +196,32 @@ class Gossip:
         assert topology is not None
         exchanges = topology.rounds[phase % topology.period]
         replicas = self.topology.local if self.local_axis is not None else 1
-        if topology.is_mean(phase):
+        if compressor is None and topology.is_mean(phase):
             return all_reduce_bytes(tree, topology.n) / replicas
         messages = sum(s != i for exchange in exchanges for i, s in enumerate(exchange.source))
-        itemsize = None if self.wire_dtype is None else jnp.dtype(self.wire_dtype).itemsize
-        model = sum(x.size * (itemsize or x.dtype.itemsize) for x in jax.tree.leaves(tree))
-        return messages / topology.n * model / replicas
+        model = 0
+        for x in jax.tree.leaves(tree):
+            shard = jax.ShapeDtypeStruct((-(-x.size // replicas),), x.dtype)
+            model += wire.message_bytes(compressor or self._format(x.dtype), shard)
+        return messages / topology.n * model
 
-    def _check_axes(self) -> None:
+    @property
+    def _is_int8(self) -> bool:
+        return self.wire_dtype is not None and jnp.dtype(self.wire_dtype) == jnp.int8
+
+    def _format(self, dtype: DTypeLike) -> wire.Floating | wire.Int8:
+        """Of the messages of a leaf."""
+        return (
+            wire.Floating(dtype) if self.wire_dtype is None else wire.wire_format(self.wire_dtype)
+        )
+
+    def _check(self, tree: PyTree) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise TypeError(
+                    f"gossip averages floating-point leaves; {jax.tree_util.keystr(path)} has "
+                    f"dtype {jnp.result_type(leaf)}: leave it out of the tree"
+                )
         if not any(self.topology.rounds):  # nobody talks, and no axis is needed
             return
         outer = self.topology if self.local_axis is None else self.topology.outer
@@ -178,36 +233,74 @@ class Gossip:
                     f"{lax.axis_size(axis)}; make both equal"
                 )
 
-    def _round(self, tree: PyTree, phase: int) -> PyTree:
-        if self.local_axis is None:
-            return jax.tree.map(lambda x: self._leaf(x, phase), tree)
-        if self.specs is None:
-            return jax.tree.map(lambda x: self._leaf_over_hosts(x, phase), tree)
+    def _switch(self, round_: Callable[..., PyTree], phase: Any, *operands: PyTree) -> PyTree:
+        if isinstance(phase, int | np.integer):
+            return round_(int(phase), *operands)
+        distinct = self.topology.distinct_phases
+        index = [distinct.index(self.topology.phase(p)) for p in range(self.topology.period)]
+        branches = [functools.partial(round_, p) for p in distinct]
+        return lax.switch(jnp.asarray(index)[phase % self.topology.period], branches, *operands)
+
+    def _round(self, phase: int, tree: PyTree, key: jax.Array | None) -> PyTree:
+        leaf = self._leaf if self.local_axis is None else self._leaf_over_hosts
+
+        def leaves(tree: PyTree, key: jax.Array | None) -> PyTree:
+            return _map_leaves(lambda x, key: leaf(x, phase, key), tree, key)
+
+        flattens = self.local_axis is not None or self._is_int8
+        if self.specs is None or not flattens:
+            return leaves(tree, key)
         axes = {axis for spec in jax.tree.leaves(self.specs) for axis in _axes_of(spec)}
         return jax.shard_map(
-            lambda shards: jax.tree.map(lambda x: self._leaf_over_hosts(x, phase), shards),
-            in_specs=(self.specs,),
+            leaves,
+            in_specs=(self.specs, jax.sharding.PartitionSpec()),
             out_specs=self.specs,
             axis_names=axes,
-        )(tree)
+        )(tree, key)
 
-    def _leaf(self, x: jax.Array, phase: int) -> jax.Array:
-        return self._mix(x, self.topology, phase, x.dtype).astype(x.dtype)
+    def _leaf(self, x: jax.Array, phase: int, key: jax.Array | None) -> jax.Array:
+        if x.size == 0:
+            return x
+        return self._mix(x, self.topology, phase, x.dtype, key).astype(x.dtype)
 
-    def _mix(self, x: jax.Array, topology: Topology, phase: int, dtype: DTypeLike) -> jax.Array:
+    def _compressed_leaf(
+        self, x: jax.Array, phase: int, compressor: wire.Format, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        if x.size == 0:
+            empty = x.astype(wire.sum_dtype(x.dtype))
+            return empty, empty
+        exchanges = self.topology.rounds[phase % self.topology.period]
+        return self._exchanged(x, compressor, exchanges, key, is_lossy=False)
+
+    def _mix(
+        self,
+        x: jax.Array,
+        topology: Topology,
+        phase: int,
+        dtype: DTypeLike,
+        key: jax.Array | None,
+    ) -> jax.Array:
         """W q(x) − q(x) in the dtype of sums, for x that holds values of `dtype`."""
-        wide = sum_dtype(dtype)
-        wire = dtype if self.wire_dtype is None else self.wire_dtype
-        wired = _rounded(x, wire)
-        own = wired.astype(wide)
+        form = self._format(dtype)
         if topology.is_mean(phase):
+            own, _ = self._exchanged(x, form, (), key, is_lossy=False)
             return lax.pmean(own, self.axis_name) - own
-        is_lossy = jnp.finfo(wire).nmant < jnp.finfo(dtype).nmant
+        exchanges = topology.rounds[phase % topology.period]
+        _, delta = self._exchanged(x, form, exchanges, key, is_lossy=form.rounds(dtype))
+        return delta
+
+    def _exchanged(
+        self, x: jax.Array, form: wire.Format, exchanges: Round, key: Any, *, is_lossy: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Q(x) and W q(x) − q(x) in the dtype of sums."""
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        message = form.encode(x, key)
+        own = form.decode(message, like, key)
         delta = jnp.zeros_like(own)
-        for source, weight in topology.rounds[phase % topology.period]:
-            received = exchange(wired, source, self.axis_name).astype(wide)
+        for source, weight in exchanges:
+            received = form.decode(exchange(message, source, self.axis_name), like, key)
             mine: float | jax.Array = (
-                jnp.asarray(weight, wide)[lax.axis_index(self.axis_name)]
+                jnp.asarray(weight, own.dtype)[lax.axis_index(self.axis_name)]
                 if isinstance(weight, tuple)
                 else weight
             )
@@ -215,29 +308,22 @@ class Gossip:
                 delta += _on_grid(mine * received, weight) - _on_grid(mine * own, weight)
             else:
                 delta += mine * (received - own)
-        return delta
+        return own, delta
 
-    def _leaf_over_hosts(self, x: jax.Array, phase: int) -> jax.Array:
+    def _leaf_over_hosts(self, x: jax.Array, phase: int, key: jax.Array | None) -> jax.Array:
         outer = self.topology.outer
         assert outer is not None
         assert self.local_axis is not None
         if x.size == 0:
             return x
-        wide = sum_dtype(x.dtype)
+        wide = wire.sum_dtype(x.dtype)
         local = self.topology.local
         flat = x.astype(wide).reshape(-1)
         flat = jnp.pad(flat, (0, -flat.size % local))
         shard = lax.psum_scatter(flat, self.local_axis, tiled=True) / local
-        shard += self._mix(shard, outer, phase, x.dtype)
+        shard += self._mix(shard, outer, phase, x.dtype, key)
         mean = lax.all_gather(shard, self.local_axis, tiled=True)[: x.size].reshape(x.shape)
         return (mean - x.astype(wide)).astype(x.dtype)
-
-
-def _is_wire_dtype(dtype: DTypeLike) -> bool:
-    try:
-        return jnp.dtype(dtype).name in WIRE_DTYPES
-    except TypeError:
-        return False
 
 
 def all_reduce_bytes(tree: PyTree, n: int) -> float:
@@ -246,25 +332,24 @@ def all_reduce_bytes(tree: PyTree, n: int) -> float:
     >>> all_reduce_bytes(jnp.zeros(100), 8)
     700.0
     """
-    sizes = (x.size * sum_dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+    sizes = (x.size * wire.sum_dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
     return 2 * (n - 1) / n * sum(sizes)
 
 
-def sum_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype in which values of a floating-point dtype are summed: float32 at least.
+def _map_leaves(
+    f: Callable[[jax.Array, jax.Array | None], Any], tree: PyTree, key: jax.Array | None
+) -> PyTree:
+    """f(leaf, its own key) of every leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = [None if key is None else jax.random.fold_in(key, i) for i in range(len(leaves))]
+    return jax.tree.unflatten(structure, map(f, leaves, keys))
 
-    >>> sum_dtype("bfloat16"), sum_dtype("float64")
-    (dtype('float32'), dtype('float64'))
-    """
-    return jnp.dtype(dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32)
 
-
-def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    # Of two conversions in a row alone, XLA may keep the excess precision of the first.
-    wire = jnp.finfo(dtype)
-    if wire.nmant < jnp.finfo(x.dtype).nmant:
-        x = lax.reduce_precision(x, exponent_bits=wire.nexp, mantissa_bits=wire.nmant)
-    return x.astype(dtype)
+def _needs_key(what: str) -> str:
+    return (
+        f"{what} draws at random and needs a key, the same on all nodes and new in every step; "
+        "write key=jax.random.fold_in(jax.random.key(seed), step) for gossip or update"
+    )
 
 
 def _on_grid(weighted: jax.Array, weight: float | tuple[float, ...]) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxdec.gossip import sum_dtype
+from jaxdec.wire import sum_dtype
 
 PyTree = Any
 

@@ -38,7 +38,7 @@ def make_node_step(
       tx: the algorithm.
       label_smoothing: of the loss.
       accumulate: equal parts that a node's batch is taken in, one after another, to save memory.
-      seed: of dropout.
+      seed: of dropout, and of what gossip draws.
     """
 
     def loss_fn(
@@ -53,8 +53,10 @@ def make_node_step(
     def node_step(
         state: TrainState, batch: data.Batch, *, phase: int
     ) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        key = jax.random.fold_in(key, jax.lax.axis_index("node"))
+        step_key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(step_key, jax.lax.axis_index("node"))
+        # The same on all nodes, and none of theirs.
+        shared_key = jax.random.fold_in(step_key, jax.lax.axis_size("node"))
         count = jnp.maximum(jnp.sum(batch["labels"] >= 0), 1).astype(jnp.float32)
         if accumulate == 1:
             (loss, (accuracy, statistics)), grads = gradient(
@@ -75,7 +77,9 @@ def make_node_step(
             ((loss, accuracy, grads), statistics), _ = jax.lax.scan(
                 body, (zeros, state.statistics), (parts, jax.random.split(key, accumulate))
             )
-        updates, opt_state = tx.update(grads, state.opt_state, state.params, phase=phase)
+        updates, opt_state = tx.update(
+            grads, state.opt_state, state.params, phase=phase, key=shared_key
+        )
         params = optax.apply_updates(state.params, updates)
         metrics = {
             "train/loss_nodes": loss,

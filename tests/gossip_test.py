@@ -441,7 +441,7 @@ def test_exact_mean_is_one_all_reduce():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: jaxdec.Gossip(GRAPHS["ring"], wire_dtype="int8"), ValueError, "wire_dtype='int8'"),
+        (lambda: jaxdec.Gossip(GRAPHS["ring"], wire_dtype="int4"), ValueError, "wire_dtype='int4'"),
         (lambda: jaxdec.Gossip(GRAPHS["ring"], local_axis="local"), ValueError, "hierarchical"),
         (
             lambda: jax.vmap(

@@ -4,7 +4,18 @@ import math
 import re
 
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "u16": 2, "s32": 4, "u32": 4, "pred": 1}
+_WIDTHS = {
+    "f64": 8,
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "u16": 2,
+    "s32": 4,
+    "u32": 4,
+    "s8": 1,
+    "u8": 1,
+    "pred": 1,
+}
 _LINE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
 
 

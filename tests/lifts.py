@@ -76,13 +76,13 @@ def placed(tree: Any, name: str, n: int) -> Any:
 def least_squares_step(
     tx: optax.GradientTransformationExtraArgs, promotion: str = "standard"
 ) -> Callable[..., Any]:
-    """A per-node step on ½‖A x − b‖²: ((x, state), (A, b), phase=) → (x, state)."""
+    """A per-node step on ½‖A x − b‖²: ((x, state), (A, b), key, phase=) → (x, state)."""
 
-    def step(carry: Any, data: Any, *, phase: Any) -> Any:
+    def step(carry: Any, data: Any, key: Any = None, *, phase: Any) -> Any:
         x, state = carry
         A, b = data
         with jax.numpy_dtype_promotion(promotion):
-            updates, state = tx.update(A.T @ (A @ x - b), state, x, phase=phase)
+            updates, state = tx.update(A.T @ (A @ x - b), state, x, phase=phase, key=key)
         return optax.apply_updates(x, updates), state
 
     return step
@@ -96,16 +96,18 @@ def run(
     data: tuple[np.ndarray, np.ndarray],
     steps: int,
     promotion: str = "standard",
+    key: jax.Array | None = None,
 ) -> np.ndarray:
-    """The models of all nodes after each step: [steps + 1, n, d]."""
+    """The models of all nodes after each step: [steps + 1, n, d]; step t has fold_in(key, t)."""
     n = topology.n
     init = lift(tx.init, lift_name, n)
-    step = lift(least_squares_step(tx, promotion), lift_name, n)
+    step = lift(least_squares_step(tx, promotion), lift_name, n, in_axes=(0, 0, None))
     x = placed(x0, lift_name, n)
     data = placed(data, lift_name, n)
     carry = (x, init(x))
     models = [np.asarray(x)]
     for t in range(steps):
-        carry = step(carry, data, phase=topology.phase(t))
+        step_key = None if key is None else jax.random.fold_in(key, t)
+        carry = step(carry, data, step_key, phase=topology.phase(t))
         models.append(np.asarray(carry[0]))
     return np.stack(models)

@@ -213,6 +213,18 @@ def _decentlam(s, t, X, G, W, lr, *, momentum, nesterov=False, lars=False):
     return X - (momentum * s["v"] + difference if nesterov else s["v"])
 
 
+def int8(V: Array, noise: Array, block: int = 256) -> Array:
+    """Returns each row [d] rounded, by noise [d] in [0, 1), to integers times a block's scale."""
+    rounded = np.empty_like(V)
+    for start in range(0, V.shape[1], block):
+        part = V[:, start : start + block]
+        # The scale travels as a float32.
+        scale = np.float32(np.abs(part).max(axis=1, keepdims=True) / 127).astype(np.float64)
+        steps = np.floor(part / scale + noise[start : start + block])
+        rounded[:, start : start + block] = scale * np.clip(steps, -127, 127)
+    return rounded
+
+
 def _decentralized_adamw(s, t, X, G, W, lr, *, b1, b2, eps, weight_decay, order="awc"):
     direction = _adam(s, t, G, b1, b2, eps)
     # A scalar commutes with W: in the order awc too it is the mixed models that decay.

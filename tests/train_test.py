@@ -8,11 +8,12 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs import quickstart
-from jaxdec import data, models, plots
+from jaxdec import data, models, nodes, plots
 from jaxdec import topology as topologies
 from jaxdec.checkpoint import Checkpoints
 from jaxdec.config import (
@@ -27,7 +28,8 @@ from jaxdec.data import stdlib
 from jaxdec.evaluate import Evaluation, token_scores
 from jaxdec.metrics import StepClock
 from jaxdec.placement import Placement
-from jaxdec.run import Run, build
+from jaxdec.run import Run, build, make_node_step
+from jaxdec.state import AXES, TrainState
 from jaxdec.train import TrainingDivergedError, train_and_evaluate
 from tests import hlo, runs
 
@@ -128,7 +130,12 @@ def test_gossip_teaches_more_than_isolation(tmp_path):
         {"algorithm.name": "allreduce", "algorithm.optimizer": "lamb"},
         {"algorithm.name": "slowmo"},
         {"algorithm.name": "decentlam", "topology.name": "ring", "algorithm.nesterov": True},
-        {"algorithm.name": "d2_dmsgd", "topology.name": "ring", "topology.lazy": True},
+        {
+            "algorithm.name": "d2_dmsgd",
+            "topology.name": "ring",
+            "topology.lazy": True,
+            "wire_dtype": "int8",
+        },
         {"topology.name": "alternating_exponential_ring", "topology.local": 2},
         {"topology.name": "hierarchical", "topology.outer": "star", "topology.local": 2},
         {"topology.name": "base_k", "nodes": 5, "batch_size": 50},
@@ -248,7 +255,7 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"algorithm.name": "dmsg"}, "did you mean dmsgd"),
         ({"algorithm.momentum": 0.5}, "algorithm.momentum is set"),
         ({"topology.rows": 2}, "topology.rows is set"),
-        ({"wire_dtype": "int8"}, "wire_dtype='int8'"),
+        ({"wire_dtype": "int4"}, "wire_dtype='int4'"),
         ({"wire_dtype": "bf16"}, "wire_dtype='bf16'"),
         ({"seed": -1}, "config.seed=-1"),
         ({"label_smoothing": 1.0}, "config.label_smoothing=1.0"),
@@ -311,6 +318,26 @@ def test_a_bfloat16_wire_halves_the_bytes(tmp_path):
     key = "bytes_sent_per_node_per_step"
     assert half[key] == full[key] / 2
     assert half["eval/loss"] != full["eval/loss"]
+
+
+def test_gossip_draws_by_a_key_of_seed_and_step_that_all_nodes_share():
+    def apply(params, statistics, inputs, key):
+        return inputs * params, jax.random.key_data(key)
+
+    def update(updates, state, params=None, *, key, **extra):
+        return updates, jax.random.key_data(key)
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(2, jnp.uint32), update)
+    batch = {"inputs": jnp.ones((4, 1, 10)), "labels": jnp.zeros((4, 1), jnp.int32)}
+    seen, own = [], []
+    for seed, first in ((0, 0), (0, 1), (1, 0)):
+        step = nodes.simulate(make_node_step(apply, tx, seed=seed), (AXES, 0), (AXES, 0))
+        empty = jnp.zeros((4, 2), jnp.uint32)
+        state, _ = step(TrainState(jnp.int32(first), jnp.ones(4), empty, empty), batch, phase=0)
+        (key,) = np.unique(state.opt_state, axis=0)
+        seen.append(tuple(key))
+        own += [tuple(key) for key in np.asarray(state.statistics)]
+    assert len(set(seen) | set(own)) == 3 + 3 * 4
 
 
 def test_the_seed_decides_the_initial_model():

@@ -1,8 +1,9 @@
 """Decentralized algorithms as optax transforms, and the allreduce baselines beside them.
 
 Each is `name(gossip, learning_rate, **hyperparameters)`, and `update(grads, state, params, *,
-phase=0)` runs on one node, under one of the two lifts. G is the gradient at X; γ the learning
-rate; β momentum; W the mixing matrix of the phase.
+phase=0, key=None)` runs on one node, under one of the two lifts. What draws at random (the wire
+format "int8", some compressors) needs a key, the same on all nodes and another in every step. G is
+the gradient at X; γ the learning rate; β momentum; W the mixing matrix of the phase.
 """
 
 import inspect

@@ -68,7 +68,7 @@ def stepped(
     Args:
       name: of the algorithm, for errors.
       init_fn: parameters → the algorithm's own state.
-      step_fn: (gradients, own state, parameters, γ, phase) → (updates, own state).
+      step_fn: (gradients, own state, parameters, γ, phase, key) → (updates, own state).
       learning_rate: γ, a number or a schedule of the steps taken.
     """
 
@@ -81,13 +81,14 @@ def stepped(
         params: optax.Params | None = None,
         *,
         phase: Any = 0,
+        key: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, SteppedState]:
         del extra
         need_params(name, params)
         updates = jax.tree.map(lambda g, x: jnp.asarray(g, jnp.result_type(x)), updates, params)
         rate = learning_rate(state.steps) if callable(learning_rate) else learning_rate
-        updates, inner = step_fn(updates, state.inner, params, rate, phase)
+        updates, inner = step_fn(updates, state.inner, params, rate, phase, key)
         return updates, SteppedState(optax.safe_increment(state.steps), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -43,12 +43,17 @@ def d2_dmsgd(
         return D2DmsgdState(zeros, zeros)
 
     def step_fn(
-        updates: optax.Updates, state: D2DmsgdState, params: optax.Params, rate: Any, phase: Any
+        updates: optax.Updates,
+        state: D2DmsgdState,
+        params: optax.Params,
+        rate: Any,
+        phase: Any,
+        key: Any,
     ) -> tuple[optax.Updates, D2DmsgdState]:
         new_momentum = blocks.add(blocks.scale(momentum, state.momentum), updates)
         descent = blocks.scale(rate, new_momentum)
         step = blocks.subtract(state.correction, descent)
-        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
+        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase, key))
         return step, D2DmsgdState(new_momentum, blocks.add(step, descent))
 
     core = blocks.stepped("d2_dmsgd", init_fn, step_fn, learning_rate)

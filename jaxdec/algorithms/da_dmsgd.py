@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from jaxdec.algorithms import blocks
@@ -36,12 +37,18 @@ def da_dmsgd(
         return DaDmsgdState(blocks.zeros_like(params))
 
     def step_fn(
-        updates: optax.Updates, state: DaDmsgdState, params: optax.Params, rate: Any, phase: Any
+        updates: optax.Updates,
+        state: DaDmsgdState,
+        params: optax.Params,
+        rate: Any,
+        phase: Any,
+        key: Any,
     ) -> tuple[optax.Updates, DaDmsgdState]:
+        first, second = (None, None) if key is None else jax.random.split(key)
         local = blocks.add(blocks.scale(momentum, state.momentum), updates)
-        mixed = blocks.add(local, gossip(local, phase))
+        mixed = blocks.add(local, gossip(local, phase, first))
         step = blocks.scale(-rate, mixed)
-        delta = gossip(optax.apply_updates(params, step), phase)
+        delta = gossip(optax.apply_updates(params, step), phase, second)
         return blocks.add(step, delta), DaDmsgdState(mixed)
 
     core = blocks.stepped("da_dmsgd", init_fn, step_fn, learning_rate)

@@ -55,10 +55,15 @@ def decentlam(
         return DecentlamState(blocks.zeros_like(params))
 
     def step_fn(
-        updates: optax.Updates, state: DecentlamState, params: optax.Params, rate: Any, phase: Any
+        updates: optax.Updates,
+        state: DecentlamState,
+        params: optax.Params,
+        rate: Any,
+        phase: Any,
+        key: Any,
     ) -> tuple[optax.Updates, DecentlamState]:
         step = blocks.scale(-rate, updates)
-        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
+        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase, key))
         # step = W (X − γ G) − X; the update −v is its heavy ball.
         velocity = blocks.subtract(blocks.scale(momentum, state.velocity), step)
         moved = blocks.scale(-1.0, velocity)

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import jax
 import optax
 
 from jaxdec.algorithms import blocks
@@ -27,7 +28,7 @@ def decentralize(
       order: "awc" or "atc".
 
     Returns:
-      A transform with the state of `inner`, whose `update` takes the keyword `phase`.
+      A transform with the state of `inner`, whose `update` takes the keywords `phase` and `key`.
 
     Raises:
       ValueError: an unknown order.
@@ -51,16 +52,17 @@ def decentralize(
         params: optax.Params | None = None,
         *,
         phase: Any = 0,
+        key: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         blocks.need_params("decentralize", params)
         if order == "awc":
-            delta = gossip(params, phase)
+            delta = gossip(params, phase, key)
             mixed = optax.apply_updates(params, delta)
             updates, state = inner_.update(updates, state, mixed, **extra)
         else:
             updates, state = inner_.update(updates, state, params, **extra)
-            delta = gossip(optax.apply_updates(params, updates), phase)
+            delta = gossip(optax.apply_updates(params, updates), phase, key)
         # In the dtypes of the parameters: a bfloat16 gradient must not round the mixing.
         return blocks.add(delta, updates), state
 

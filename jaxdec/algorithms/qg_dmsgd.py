@@ -45,11 +45,16 @@ def qg_dmsgd(
         return QgDmsgdState(blocks.zeros_like(params))
 
     def step_fn(
-        updates: optax.Updates, state: QgDmsgdState, params: optax.Params, rate: Any, phase: Any
+        updates: optax.Updates,
+        state: QgDmsgdState,
+        params: optax.Params,
+        rate: Any,
+        phase: Any,
+        key: Any,
     ) -> tuple[optax.Updates, QgDmsgdState]:
         direction = blocks.add(updates, blocks.scale(momentum, state.momentum))
         step = blocks.scale(-rate, direction)
-        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
+        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase, key))
 
         def follow(m: jax.Array, u: jax.Array) -> jax.Array:
             moves, gamma = blocks.divisor(rate, m.dtype)

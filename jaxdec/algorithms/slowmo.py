@@ -61,11 +61,16 @@ def slowmo(
         return SlowmoState(zeros, zeros, jax.tree.map(jnp.array, params))
 
     def step_fn(
-        updates: optax.Updates, state: SlowmoState, params: optax.Params, rate: Any, phase: Any
+        updates: optax.Updates,
+        state: SlowmoState,
+        params: optax.Params,
+        rate: Any,
+        phase: Any,
+        key: Any,
     ) -> tuple[optax.Updates, SlowmoState]:
         fast = blocks.add(blocks.scale(momentum, state.momentum), updates)
         step = blocks.scale(-rate, fast)
-        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase))
+        step = blocks.add(step, gossip(optax.apply_updates(params, step), phase, key))
         mean = optax.apply_updates(params, step)
         at_mean = (phase + 1) % gossip.topology.mean_every == 0
 
