@@ -53,7 +53,7 @@ def get_config() -> ConfigDict:
     # The Adams and allreduce: which parameters decay: "all", or "matrices" (two axes or more).
     config.algorithm.decay = placeholder(str)
     config.algorithm.clip_norm = placeholder(float)  # global norm of a node's gradient
-    config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd and the Adams
+    config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd, the Adams, choco
     config.algorithm.momentum = placeholder(float)  # β
     config.algorithm.mu = placeholder(float)  # qg_dmsgd
     config.algorithm.nesterov = placeholder(bool)  # decentlam
@@ -64,6 +64,11 @@ def get_config() -> ConfigDict:
     config.algorithm.b1 = placeholder(float)  # the Adams
     config.algorithm.b2 = placeholder(float)  # the Adams
     config.algorithm.eps = placeholder(float)  # the Adams
+    # choco, deep_squeeze: α in (0, 1], which they need; choco: 0.3 with top_k of a tenth.
+    config.algorithm.consensus_rate = placeholder(float)
+    # choco, deep_squeeze: "top_k", "random_k" or "int8"; None: every entry as it is.
+    config.algorithm.compressor = placeholder(str)
+    config.algorithm.keep = placeholder(float)  # top_k, random_k: share of the entries sent
     config.algorithm.optimizer = placeholder(str)  # allreduce: momentum, lars, lamb, adamw
 
     config.schedule = ConfigDict()

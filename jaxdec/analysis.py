@@ -16,6 +16,7 @@ Step = Callable[[np.ndarray, float, float], np.ndarray]
 
 
 def _gossip_only(W: np.ndarray, beta: float, mu: float) -> np.ndarray:
+    """X⁺ = W X; also for I + α (W − I) with α in (0, 1], which is stable where W is."""
     del beta, mu
     return W
 
@@ -72,11 +73,13 @@ def _decentlam_nesterov(W: np.ndarray, beta: float, mu: float) -> np.ndarray:
 _STEPS: dict[str, Step] = {
     "accumulated_adamw": _gossip_only,
     "awc_dmsgd": _awc_momentum,
+    "choco": _gossip_only,
     "d2_dmsgd": _d2,
     "da_dmsgd": _averaged_momentum,
     "decentlam": _decentlam,
     "decentlam_nesterov": _decentlam_nesterov,
     "decentralized_adamw": _gossip_only,
+    "deep_squeeze": _gossip_only,
     "dmsgd": _local_momentum,
     "dsgd": _gossip_only,
     "qg_dmsgd": _quasi_global,
@@ -220,8 +223,10 @@ def check(
                 f"{topology.name} is not doubly stochastic (a column is off by {off:.2g}), so "
                 f"{algorithm} would not keep the mean model; give it columns that sum to one"
             )
+    if algorithm in ("choco", "d2_dmsgd"):
+        _check_static_symmetric(algorithm, topology, matrices)
     if algorithm == "d2_dmsgd":
-        _check_d2(topology, matrices)
+        _check_d2(topology, matrices[0])
     if momentum is None:
         momentum = _default_momentum(algorithm)
     radius = spectral_radius(algorithm, topology, momentum, mu=mu, nesterov=nesterov)
@@ -233,16 +238,19 @@ def check(
         )
 
 
-def _check_d2(topology: Topology, matrices: list[np.ndarray]) -> None:
+def _check_static_symmetric(algorithm: str, topology: Topology, matrices: list[np.ndarray]) -> None:
     remedy = "use a static symmetric graph such as lazy ring, grid or symmetric_exponential"
     if len(matrices) > 1:
         raise ValueError(
-            f"d2_dmsgd needs a static graph; {topology.name} changes over {topology.period} "
+            f"{algorithm} needs a static graph; {topology.name} changes over {topology.period} "
             f"steps; {remedy}"
         )
     (W,) = matrices
     if np.abs(W - W.T).max() > TOLERANCE:
-        raise ValueError(f"d2_dmsgd needs a symmetric graph; {topology.name} is not; {remedy}")
+        raise ValueError(f"{algorithm} needs a symmetric graph; {topology.name} is not; {remedy}")
+
+
+def _check_d2(topology: Topology, W: np.ndarray) -> None:
     smallest = np.linalg.eigvalsh(W)[0]
     if smallest <= -1 / 3 + TOLERANCE:
         raise ValueError(

@@ -1,6 +1,7 @@
 """The trainer: the loop around a run's step, and what it writes."""
 
 import contextlib
+import functools
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -198,10 +199,16 @@ def _loop(
 
 def _bytes_sent(run: Run) -> float:
     """Bytes that a node sends in a step, the mean over nodes and a period."""
-    name, params = run.config.algorithm.name, run.model.params
-    return float(
-        np.mean([algorithms.bytes_sent(name, run.gossip, params, phase) for phase in run.phases])
+    fields, params = run.config.algorithm, run.model.params
+    sent = functools.partial(
+        algorithms.bytes_sent,
+        fields.name,
+        run.gossip,
+        params,
+        compressor=fields.compressor,
+        keep=fields.keep,
     )
+    return float(np.mean([sent(phase) for phase in run.phases]))
 
 
 def _finite(entries: list[dict[str, list[float]]], taken: int) -> list[dict[str, list[float]]]:

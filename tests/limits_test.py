@@ -1,4 +1,4 @@
-"""Where full-gradient least squares ends: momentum's bias, and DecentLaM without it."""
+"""Where full-gradient least squares ends: with momentum, without its bias, and compressed."""
 
 import functools
 
@@ -68,3 +68,33 @@ def test_momentum_amplifies_the_bias_to_that_of_a_larger_rate(name, order, beta)
 def test_d2_reaches_the_optimum_itself(beta):
     models = _limit("d2_dmsgd", jaxdec.topology.lazy(MESH), momentum=beta)
     assert _error(models) <= 1e-18
+
+
+def _compressed_limit(rate, order):
+    W = np.eye(N) + rate * (MESH.matrix(0) - np.eye(N))
+    return reference.fixed_point(A, B, W, RATE, order)
+
+
+TENTH = dict(compressor="top_k", keep=0.1)
+
+
+@pytest.mark.parametrize("order", ["atc", "awc"])
+def test_choco_reaches_the_limit_of_what_it_compresses(order):
+    models = _limit("choco", MESH, steps=2000, order=order, consensus_rate=0.3, **TENTH)
+    np.testing.assert_allclose(models, _compressed_limit(0.3, order), rtol=0, atol=1e-9)
+
+
+def test_choco_with_a_tenth_of_the_entries_diverges_at_a_rate_of_one():
+    assert _error(_limit("choco", MESH, steps=500, consensus_rate=1.0, **TENTH)) > 1e3
+    dense = _limit("choco", MESH, steps=2000, consensus_rate=1.0)
+    np.testing.assert_allclose(dense, _fixed_point(RATE, "atc"), rtol=0, atol=1e-9)
+
+
+def test_deep_squeeze_stays_as_far_from_its_limit_as_its_rate_is_large():
+    """It compresses the models themselves, whose entries never vanish."""
+    away = []
+    for rate in (0.005, 0.02):
+        models = _limit("deep_squeeze", MESH, steps=2000, consensus_rate=rate, **TENTH)
+        away.append(np.linalg.norm(models - _compressed_limit(rate, "atc")))
+    assert away[1] / away[0] == pytest.approx(4, rel=0.2)
+    assert away[0] < 0.05 * np.linalg.norm(OPTIMUM)

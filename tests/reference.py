@@ -213,6 +213,14 @@ def _decentlam(s, t, X, G, W, lr, *, momentum, nesterov=False, lars=False):
     return X - (momentum * s["v"] + difference if nesterov else s["v"])
 
 
+def top_k(V: Array, k: int) -> Array:
+    """Returns the k entries of each row that are largest in absolute value, zero elsewhere."""
+    kept = np.argsort(-np.abs(V), axis=1)[:, :k]
+    sparse = np.zeros_like(V)
+    np.put_along_axis(sparse, kept, np.take_along_axis(V, kept, axis=1), axis=1)
+    return sparse
+
+
 def int8(V: Array, noise: Array, block: int = 256) -> Array:
     """Returns each row [d] rounded, by noise [d] in [0, 1), to integers times a block's scale."""
     rounded = np.empty_like(V)
@@ -223,6 +231,24 @@ def int8(V: Array, noise: Array, block: int = 256) -> Array:
         steps = np.floor(part / scale + noise[start : start + block])
         rounded[:, start : start + block] = scale * np.clip(steps, -127, 127)
     return rounded
+
+
+def _choco(s, t, X, G, W, lr, *, consensus_rate, order, compress):
+    X_hat, X_half = s["X_hat"] + np.zeros_like(X), X - lr * G
+    if order == "atc":
+        s["X_hat"] = X_hat = X_hat + compress(X_half - X_hat, t)
+    X_next = X_half + consensus_rate * (W @ X_hat - X_hat)
+    if order == "awc":
+        s["X_hat"] = X_hat + compress(X_next - X_hat, t)
+    return X_next
+
+
+def _deep_squeeze(s, t, X, G, W, lr, *, consensus_rate, compress):
+    X_half = X - lr * G
+    V = X_half + s["E"]
+    C = compress(V, t)
+    s["E"] = V - C
+    return X_half + consensus_rate * (W @ C - C)
 
 
 def _decentralized_adamw(s, t, X, G, W, lr, *, b1, b2, eps, weight_decay, order="awc"):
@@ -245,6 +271,8 @@ COUPLED = {
     "qg_dmsgd": _qg_dmsgd,
     "d2_dmsgd": _d2_dmsgd,
     "decentlam": _decentlam,
+    "choco": _choco,
+    "deep_squeeze": _deep_squeeze,
 }
 # These place the weight decay themselves.
 OWN_DECAY = {
@@ -277,7 +305,8 @@ def trajectory(
       steps: How many steps to take.
       weight_decay: Enters G as G + weight_decay * X, except in Adam and LAMB (decoupled).
       clip_norm: The longest Euclidean norm of a node's raw gradient; not for allreduce.
-      **hyperparameters: The keywords of the algorithm's step; `momentum` is beta everywhere.
+      **hyperparameters: The keywords of the algorithm's step; `momentum` is beta everywhere, and
+        `compress` maps rows [n, d] and the step t to what is sent of them, [n, d].
 
     Raises:
       ValueError: If allreduce is given a clip_norm.

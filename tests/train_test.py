@@ -257,6 +257,27 @@ def test_divergence_names_the_step_and_the_nodes(tmp_path):
         ({"topology.rows": 2}, "topology.rows is set"),
         ({"wire_dtype": "int4"}, "wire_dtype='int4'"),
         ({"wire_dtype": "bf16"}, "wire_dtype='bf16'"),
+        ({"algorithm.name": "choco", "topology.name": "ring"}, "consensus_rate is not set"),
+        (
+            {"algorithm.name": "choco", "algorithm.consensus_rate": 0.3},
+            "choco .*static graph; one_peer_exponential.*use one such as ring",
+        ),
+        (
+            {
+                "algorithm.name": "choco",
+                "algorithm.consensus_rate": 0.3,
+                "topology.name": "exponential",
+            },
+            "choco needs a symmetric graph",
+        ),
+        (
+            {
+                "algorithm.name": "deep_squeeze",
+                "algorithm.consensus_rate": 0.3,
+                "wire_dtype": "bfloat16",
+            },
+            "wire_dtype='bfloat16' is set, but what deep_squeeze sends",
+        ),
         ({"seed": -1}, "config.seed=-1"),
         ({"label_smoothing": 1.0}, "config.label_smoothing=1.0"),
         ({"model.hidden": (0,)}, r"model.hidden=\(0,\)"),
@@ -318,6 +339,16 @@ def test_a_bfloat16_wire_halves_the_bytes(tmp_path):
     key = "bytes_sent_per_node_per_step"
     assert half[key] == full[key] / 2
     assert half["eval/loss"] != full["eval/loss"]
+
+
+def test_choco_counts_its_messages(tmp_path):
+    compressed = {"algorithm.compressor": "random_k", "algorithm.keep": 0.1}
+    choco = {"algorithm.name": "choco", "algorithm.consensus_rate": 0.1, "topology.name": "ring"}
+    rate = {"algorithm.learning_rate": 0.5}
+    summary = train_and_evaluate(_config(**choco, **compressed, **rate), tmp_path)
+    sent = 4 * (205 + 3 + 32 + 1)  # a tenth of 64 × 32, 32, 32 × 10 and 10 entries
+    assert summary["bytes_sent_per_node_per_step"] == 2 * sent
+    assert summary["eval/loss"] < 0.8 * np.log(10)
 
 
 def test_gossip_draws_by_a_key_of_seed_and_step_that_all_nodes_share():

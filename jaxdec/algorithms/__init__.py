@@ -12,17 +12,19 @@ from typing import Any
 
 import optax
 
-from jaxdec import registry
+from jaxdec import registry, wire
 from jaxdec.algorithms.adam import (
     accumulated_adamw,
     decentralized_adamw,
     scale_by_accumulated_adam,
 )
 from jaxdec.algorithms.allreduce import allreduce
+from jaxdec.algorithms.choco import choco
 from jaxdec.algorithms.d2_dmsgd import d2_dmsgd
 from jaxdec.algorithms.da_dmsgd import da_dmsgd
 from jaxdec.algorithms.decentlam import decentlam
 from jaxdec.algorithms.decentralize import awc_dmsgd, decentralize, dmsgd, dsgd
+from jaxdec.algorithms.deep_squeeze import deep_squeeze
 from jaxdec.algorithms.qg_dmsgd import qg_dmsgd
 from jaxdec.algorithms.slowmo import slowmo
 from jaxdec.gossip import Gossip, all_reduce_bytes
@@ -31,10 +33,12 @@ NAMES: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
     "accumulated_adamw": accumulated_adamw,
     "allreduce": allreduce,
     "awc_dmsgd": awc_dmsgd,
+    "choco": choco,
     "d2_dmsgd": d2_dmsgd,
     "da_dmsgd": da_dmsgd,
     "decentlam": decentlam,
     "decentralized_adamw": decentralized_adamw,
+    "deep_squeeze": deep_squeeze,
     "dmsgd": dmsgd,
     "dsgd": dsgd,
     "qg_dmsgd": qg_dmsgd,
@@ -77,7 +81,15 @@ def default_of(name: str, field: str) -> Any:
     return None if parameter is None else parameter.default
 
 
-def bytes_sent(name: str, gossip: Gossip, params: Any, phase: int) -> float:
+def bytes_sent(
+    name: str,
+    gossip: Gossip,
+    params: Any,
+    phase: int,
+    *,
+    compressor: str | None = None,
+    keep: float | None = None,
+) -> float:
     """Bytes that a node sends in a step, the mean over nodes.
 
     Args:
@@ -85,6 +97,8 @@ def bytes_sent(name: str, gossip: Gossip, params: Any, phase: int) -> float:
       gossip: the averaging.
       params: one node's parameters.
       phase: of the step.
+      compressor: of the algorithms that take one.
+      keep: likewise.
 
     >>> import jax.numpy as jnp, jaxdec
     >>> gossip = jaxdec.Gossip(jaxdec.topology.ring(8))
@@ -93,6 +107,8 @@ def bytes_sent(name: str, gossip: Gossip, params: Any, phase: int) -> float:
     """
     if name == "allreduce":
         return all_reduce_bytes(params, gossip.topology.n)
+    if name in ("choco", "deep_squeeze"):
+        return gossip.bytes_sent(params, phase, wire.compressor(compressor, keep))
     return (2 if name == "da_dmsgd" else 1) * gossip.bytes_sent(params, phase)
 
 
@@ -103,11 +119,13 @@ __all__ = [
     "awc_dmsgd",
     "by_name",
     "bytes_sent",
+    "choco",
     "d2_dmsgd",
     "da_dmsgd",
     "decentlam",
     "decentralize",
     "decentralized_adamw",
+    "deep_squeeze",
     "default_of",
     "dmsgd",
     "dsgd",

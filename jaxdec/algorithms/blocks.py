@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdec import wire
+from jaxdec.gossip import Gossip
+
 PyTree = Any
 Decay = Literal["all", "matrices"]
 
@@ -92,6 +95,29 @@ def stepped(
         return updates, SteppedState(optax.safe_increment(state.steps), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def compressor(
+    algorithm: str, gossip: Gossip, consensus_rate: float, name: str | None, keep: float | None
+) -> wire.Format:
+    """The compressor of an algorithm, once its gossip leaves the messages to it.
+
+    Raises:
+      ValueError: a rate outside (0, 1], a bad compressor, or a gossip with a format or hosts.
+    """
+    if not 0 < consensus_rate <= 1:
+        raise ValueError(f"consensus_rate={consensus_rate} must be in (0, 1]")
+    if gossip.wire_dtype is not None:
+        raise ValueError(
+            f"wire_dtype={gossip.wire_dtype!r} is set, but what {algorithm} sends is its "
+            "compressor's; write wire_dtype=None, and compressor='int8' for bytes"
+        )
+    if gossip.local_axis is not None:
+        raise ValueError(
+            f"local_axis={gossip.local_axis!r} is set, but {algorithm} compresses every replica's "
+            "own messages; write local_axis=None, over the flat topology"
+        )
+    return wire.compressor(name, keep)
 
 
 def scale(factor: Any, tree: PyTree) -> PyTree:
