@@ -1,6 +1,7 @@
 """A run's start from another run's checkpoint, with as many nodes as it has itself."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxdec import nodes, workdir
 from jaxdec.checkpoint import Checkpoints
-from jaxdec.config import ConfigError
+from jaxdec.config import ConfigError, differences
 from jaxdec.placement import Placement
 from jaxdec.state import TrainState
 
@@ -33,16 +34,36 @@ def find(config: ConfigDict) -> Source:
 
     Raises:
       ConfigError: no run is there, one of another model or algorithm, one without checkpoints, or
-        one that is past config.steps.
+        one that is past config.steps; or a state that the graph of this run does not continue.
     """
     folder = pathlib.Path(config.restore)
     theirs = workdir.source_nodes(folder, config)
+    if config.algorithm.name == "choco":
+        _check_choco(config, folder, theirs)
     _, latest = newest(folder, f"config.restore={folder}")
     if latest >= config.steps:
         raise ConfigError(
             f"config.restore={folder} is at step {latest} already; write config.steps above it"
         )
     return Source(folder, latest, theirs)
+
+
+def _check_choco(config: ConfigDict, folder: pathlib.Path, theirs: int) -> None:
+    """Refuse what would leave (W − I) x̂ that of another W for good."""
+    if theirs != config.nodes:
+        if config.restore_rule != "mean":
+            raise ConfigError(
+                f"config.restore_rule={config.restore_rule!r} does not fit choco, whose nodes keep "
+                "sums over their neighbours; write config.restore_rule='mean'"
+            )
+        return
+    source = workdir.read_config(folder, f"config.restore={folder}")["topology"]
+    found = differences(source, json.loads(config.to_json())["topology"], "config.topology.")
+    if found:
+        raise ConfigError(
+            f"config.restore={folder} has another graph, {'; '.join(found)}, and choco's nodes "
+            "keep sums over their neighbours; make them equal"
+        )
 
 
 def newest(folder: pathlib.Path, named: str) -> tuple[Checkpoints, int]:

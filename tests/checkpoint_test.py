@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from jaxdec import train
+from jaxdec import restore, train
 from jaxdec.checkpoint import CheckpointError, Checkpoints
 from jaxdec.config import ConfigError
 from jaxdec.state import TrainState
@@ -222,6 +222,24 @@ def test_a_start_that_cannot_be_is_refused(fields, message, uninterrupted, tmp_p
     with pytest.raises(ConfigError, match=message):
         train_and_evaluate(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"topology.name": "grid"}, "another graph, config.topology.name: ring against grid"),
+        ({"nodes": 4, "restore_rule": "nearest"}, "write config.restore_rule='mean'"),
+        ({"nodes": 4}, "holds no checkpoint yet"),
+        ({}, "holds no checkpoint yet"),
+    ],
+    ids=str,
+)
+def test_choco_goes_on_where_its_sums_over_neighbours_hold(fields, message, tmp_path):
+    choco = {"algorithm.name": "choco", "algorithm.consensus_rate": 0.3, "topology.name": "ring"}
+    source = tmp_path / "config.json"
+    source.write_text(_config(**choco).to_json())
+    with pytest.raises(ConfigError, match=message):
+        restore.find(_config(**(choco | {"restore": str(tmp_path)} | fields)))
 
 
 def test_a_source_without_checkpoints_is_refused_and_left_as_it_is(uninterrupted, tmp_path):
