@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from jaxdec import algorithms, analysis, nodes, topology
+from jaxdec import algorithms, analysis, nodes, topology, wire
 from jaxdec.gossip import Gossip, exchange
 from jaxdec.topology import Topology
 
@@ -15,4 +15,5 @@ __all__ = [
     "exchange",
     "nodes",
     "topology",
+    "wire",
 ]

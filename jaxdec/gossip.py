@@ -293,12 +293,11 @@ class Gossip:
         self, x: jax.Array, form: wire.Format, exchanges: Round, key: Any, *, is_lossy: bool
     ) -> tuple[jax.Array, jax.Array]:
         """Q(x) and W q(x) − q(x) in the dtype of sums."""
-        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        message = form.encode(x, key)
-        own = form.decode(message, like, key)
+        message, decode = form.encode(x, key)
+        own = decode(message)
         delta = jnp.zeros_like(own)
         for source, weight in exchanges:
-            received = form.decode(exchange(message, source, self.axis_name), like, key)
+            received = decode(exchange(message, source, self.axis_name))
             mine: float | jax.Array = (
                 jnp.asarray(weight, own.dtype)[lax.axis_index(self.axis_name)]
                 if isinstance(weight, tuple)

@@ -7,6 +7,7 @@ on all nodes, so that equal leaves make equal messages.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import jax
@@ -22,18 +23,17 @@ BLOCK = 256
 LARGEST = 127
 
 
+# q(x) in the dtype of sums, from the message that any node made of this leaf with this key.
+Decode = Callable[[jax.Array], jax.Array]
+
+
 class Format(Protocol):
     """Q in two halves: x → message on the sender, message → q(x) on all who have it."""
 
     draws: ClassVar[bool]  # whether it needs a key
 
-    def encode(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        """One array, of a size that the shape and dtype of x decide."""
-
-    def decode(
-        self, message: jax.Array, like: jax.ShapeDtypeStruct, key: jax.Array | None
-    ) -> jax.Array:
-        """q(x) in the dtype of sums, for x of the shape and dtype of `like`."""
+    def encode(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decode]:
+        """One array, of a size that the shape and dtype of x decide, and what reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +43,15 @@ class Floating:
     dtype: DTypeLike | None = None
     draws: ClassVar[bool] = False
 
-    def encode(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decode]:
         del key
-        if self.dtype is None:
-            return x
+        wide = sum_dtype(x.dtype)
         if self.rounds(x.dtype):
             # Of two conversions in a row alone, XLA may keep the excess precision of the first.
             wire = jnp.finfo(self.dtype)
             x = lax.reduce_precision(x, exponent_bits=wire.nexp, mantissa_bits=wire.nmant)
-        return x.astype(self.dtype)
-
-    def decode(
-        self, message: jax.Array, like: jax.ShapeDtypeStruct, key: jax.Array | None
-    ) -> jax.Array:
-        del key
-        return message.astype(sum_dtype(like.dtype))
+        message = x if self.dtype is None else x.astype(self.dtype)
+        return message, lambda message: message.astype(wide)
 
     def rounds(self, dtype: DTypeLike) -> bool:
         """Whether values of a dtype change."""
@@ -74,36 +68,36 @@ class Int8:
     The message of m entries is m integers and ⌈m/256⌉ float32 scales: 0.254 of float32's bytes.
     What is not finite makes its block NaN.
 
-    >>> x = jnp.array([0.0, 0.5, 127.0])
-    >>> message = Int8().encode(x, jax.random.key(0))
+    >>> message, decode = Int8().encode(jnp.array([0.0, 0.5, 127.0]), jax.random.key(0))
     >>> message.dtype, message.shape
     (dtype('uint8'), (7,))
-    >>> float(Int8().decode(message, x, None)[1]) in (0.0, 1.0)
+    >>> float(decode(message)[1]) in (0.0, 1.0)
     True
     """
 
     draws: ClassVar[bool] = True
 
-    def encode(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decode]:
         assert key is not None
         flat = x.reshape(-1).astype(sum_dtype(x.dtype))
-        blocks = jnp.pad(jnp.abs(flat), (0, -flat.size % BLOCK)).reshape(-1, BLOCK)
+        blocks = jnp.pad(jnp.abs(flat), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
         scales = (jnp.max(blocks, axis=1) / LARGEST).astype(jnp.float32)
-        divisors = jnp.where(scales > 0, scales, jnp.ones_like(scales)).astype(flat.dtype)
+        divisors = jnp.where(scales > 0, scales, jnp.ones_like(scales))
         noise = jax.random.uniform(key, flat.shape, flat.dtype)
-        integers = jnp.floor(flat / _by_entry(divisors, flat.size) + noise)
+
+        def by_entry(scales: jax.Array) -> jax.Array:
+            return jnp.repeat(scales.astype(flat.dtype), BLOCK)[: x.size]
+
+        integers = jnp.floor(flat / by_entry(divisors) + noise)
         # The scale itself is rounded, so that the largest may come out just above 127.
         integers = jnp.clip(integers, -LARGEST, LARGEST).astype(jnp.int8)
-        return jnp.concatenate([_bytes(integers), _bytes(scales)])
 
-    def decode(
-        self, message: jax.Array, like: jax.ShapeDtypeStruct, key: jax.Array | None
-    ) -> jax.Array:
-        del key
-        size, wide = math.prod(like.shape), sum_dtype(like.dtype)
-        integers = _of_bytes(message[:size], jnp.int8).astype(wide)
-        scales = _of_bytes(message[size:], jnp.float32).astype(wide)
-        return (integers * _by_entry(scales, size)).reshape(like.shape)
+        def decode(message: jax.Array) -> jax.Array:
+            integers, scales = jnp.split(message, [x.size])
+            q = _of_bytes(integers, jnp.int8).astype(flat.dtype)
+            return (q * by_entry(_of_bytes(scales, jnp.float32))).reshape(x.shape)
+
+        return jnp.concatenate([_bytes(integers), _bytes(scales)]), decode
 
     def rounds(self, dtype: DTypeLike) -> bool:
         """Whether values of a dtype change."""
@@ -117,26 +111,25 @@ class TopK:
 
     The message of k entries is k values of the leaf's dtype and k int32 indices.
 
-    >>> x = jnp.array([1.0, -4.0, 2.0, 3.0])
-    >>> TopK(keep=0.5).decode(TopK(keep=0.5).encode(x, None), x, None)
-    Array([ 0., -4.,  0.,  3.], dtype=float32)
+    >>> message, decode = TopK(keep=0.5).encode(jnp.array([1.0, -4.0, 2.0, 3.0]), None)
+    >>> message.nbytes, decode(message).tolist()
+    (16, [0.0, -4.0, 0.0, 3.0])
     """
 
     keep: float  # share of entries, one at least
     draws: ClassVar[bool] = False
 
-    def encode(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decode]:
         del key
-        flat = x.reshape(-1)
-        _, indices = lax.top_k(jnp.abs(flat), _kept(self.keep, x))
-        return jnp.concatenate([_bytes(flat[indices]), _bytes(indices.astype(jnp.int32))])
+        k = _kept(self.keep, x)
+        _, indices = lax.top_k(jnp.abs(x.reshape(-1)), k)
+        values = x.reshape(-1)[indices]
 
-    def decode(
-        self, message: jax.Array, like: jax.ShapeDtypeStruct, key: jax.Array | None
-    ) -> jax.Array:
-        del key
-        values, indices = jnp.split(message, [message.size - 4 * _kept(self.keep, like)])
-        return _scattered(_of_bytes(values, like.dtype), _of_bytes(indices, jnp.int32), like)
+        def decode(message: jax.Array) -> jax.Array:
+            values, indices = jnp.split(message, [k * x.dtype.itemsize])
+            return _scattered(_of_bytes(values, x.dtype), _of_bytes(indices, jnp.int32), x)
+
+        return jnp.concatenate([_bytes(values), _bytes(indices.astype(jnp.int32))]), decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,29 +138,18 @@ class RandomK:
 
     The message is their values alone: every node draws the indices from the key.
 
-    >>> x = jnp.array([1.0, -4.0, 2.0, 3.0])
-    >>> key = jax.random.key(0)
-    >>> RandomK(keep=0.5).encode(x, key).shape
-    (2,)
-    >>> int((RandomK(keep=0.5).decode(RandomK(keep=0.5).encode(x, key), x, key) == x).sum())
-    2
+    >>> message, decode = RandomK(keep=0.5).encode(jnp.arange(4.0), jax.random.key(1))
+    >>> message.nbytes, decode(message).tolist()
+    (8, [0.0, 0.0, 2.0, 3.0])
     """
 
     keep: float  # share of entries, one at least
     draws: ClassVar[bool] = True
 
-    def encode(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        return x.reshape(-1)[self._indices(x, key)]
-
-    def decode(
-        self, message: jax.Array, like: jax.ShapeDtypeStruct, key: jax.Array | None
-    ) -> jax.Array:
-        return _scattered(message, self._indices(like, key), like)
-
-    def _indices(self, like: jax.ShapeDtypeStruct | jax.Array, key: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decode]:
         assert key is not None
-        size = math.prod(like.shape)
-        return jax.random.choice(key, size, (_kept(self.keep, like),), replace=False)
+        indices = jax.random.choice(key, x.size, (_kept(self.keep, x),), replace=False)
+        return x.reshape(-1)[indices], lambda message: _scattered(message, indices, x)
 
 
 def wire_format(dtype: DTypeLike) -> Floating | Int8:
@@ -234,7 +216,7 @@ def message_bytes(form: Format, like: jax.ShapeDtypeStruct) -> int:
     if math.prod(like.shape) == 0:
         return 0
     key = jax.eval_shape(jax.random.key, 0)
-    message = jax.eval_shape(form.encode, like, key)
+    message = jax.eval_shape(lambda x, key: form.encode(x, key)[0], like, key)
     return message.size * message.dtype.itemsize
 
 
@@ -247,18 +229,14 @@ def sum_dtype(dtype: DTypeLike) -> jnp.dtype:
     return jnp.dtype(dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32)
 
 
-def _kept(keep: float, like: jax.ShapeDtypeStruct | jax.Array) -> int:
-    return max(1, round(keep * math.prod(like.shape)))
+def _kept(keep: float, x: jax.Array) -> int:
+    return max(1, round(keep * x.size))
 
 
-def _by_entry(blocks: jax.Array, size: int) -> jax.Array:
-    return jnp.repeat(blocks, BLOCK)[:size]
-
-
-def _scattered(values: jax.Array, indices: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    wide = sum_dtype(like.dtype)
-    zeros = jnp.zeros(math.prod(like.shape), wide)
-    return zeros.at[indices].set(values.astype(wide)).reshape(like.shape)
+def _scattered(values: jax.Array, indices: jax.Array, x: jax.Array) -> jax.Array:
+    """A leaf like x, in the dtype of sums, with values at indices and zeros elsewhere."""
+    wide = sum_dtype(x.dtype)
+    return jnp.zeros(x.size, wide).at[indices].set(values.astype(wide)).reshape(x.shape)
 
 
 def _bytes(x: jax.Array) -> jax.Array:

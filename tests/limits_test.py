@@ -80,14 +80,12 @@ TENTH = dict(compressor="top_k", keep=0.1)
 
 @pytest.mark.parametrize("order", ["atc", "awc"])
 def test_choco_reaches_the_limit_of_what_it_compresses(order):
-    models = _limit("choco", MESH, steps=2000, order=order, consensus_rate=0.3, **TENTH)
+    models = _limit("choco", MESH, steps=1000, order=order, consensus_rate=0.3, **TENTH)
     np.testing.assert_allclose(models, _compressed_limit(0.3, order), rtol=0, atol=1e-9)
 
 
 def test_choco_with_a_tenth_of_the_entries_diverges_at_a_rate_of_one():
     assert _error(_limit("choco", MESH, steps=500, consensus_rate=1.0, **TENTH)) > 1e3
-    dense = _limit("choco", MESH, steps=2000, consensus_rate=1.0)
-    np.testing.assert_allclose(dense, _fixed_point(RATE, "atc"), rtol=0, atol=1e-9)
 
 
 def test_deep_squeeze_stays_as_far_from_its_limit_as_its_rate_is_large():
