@@ -28,6 +28,14 @@ def get_config() -> ConfigDict:
     config.allow_unstable = False  # run pairs that analysis.check refuses
     config.max_executables = 16  # most compiled steps, one for each distinct round
 
+    # Devices along the axes of a mesh; node × local = nodes, in all node × local × data devices.
+    config.mesh = ConfigDict()
+    config.mesh.node = placeholder(int)  # None: nodes / local
+    config.mesh.local = 1  # replicas that share a host: it gossips as one, in a hierarchical graph
+    config.mesh.data = 1  # devices that share a replica, each with a part of its batch
+    # XLA's options on a mesh, "name=value,name=value", beside jaxdec's own for the back end.
+    config.compiler_options = placeholder(str)
+
     config.topology = ConfigDict()
     config.topology.name = "one_peer_exponential"  # a name of jaxdec.topology
     config.topology.lazy = False  # (I + W)/2 of it

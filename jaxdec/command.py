@@ -1,6 +1,7 @@
 """The trainer's flags, and every failure of it in one line."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes of the 
 PROCESS = flags.DEFINE_integer("process", None, "Which of them this is.")
 TIMEOUT = flags.DEFINE_integer("connect_timeout", 300, "Seconds for processes to meet.")
 
+UNSET = re.compile(r"--?config\.([\w.]+)=None")
 EXIT_CODES: dict[type[Exception], int] = {
     config.ConfigError: 2,
     hosts.HostsError: 2,
@@ -29,21 +31,28 @@ EXIT_CODES: dict[type[Exception], int] = {
 }
 
 
-def parse(argv: Sequence[str], doc: str) -> list[str]:
-    """Parse the flags, whatever is wrong with them in one line."""
+def parse(
+    argv: Sequence[str], doc: str, required: Sequence[flags.FlagHolder] = (CONFIG, WORKDIR)
+) -> list[str]:
+    """Parse the flags, whatever is wrong with them in one line.
+
+    Beyond what ml_collections can, `--config.field=None` unsets a field.
+    """
     if {"--help", "-help", "-h"} & set(argv):
         print(f"{doc}\n\nEvery field, with its meaning, is in configs/default.py.")
         sys.exit(0)
     try:
-        rest = flags.FLAGS(argv)
+        unset = [found[1] for arg in argv if (found := UNSET.fullmatch(arg))]
+        rest = flags.FLAGS([arg for arg in argv if not UNSET.fullmatch(arg)])
         if CONFIG.value is not None:
             CONFIG.value.to_dict()  # a file that could not be loaded complains at its first use
+            CONFIG.value.update_from_flattened_dict(dict.fromkeys(unset))
     except (AttributeError, KeyError) as error:  # ml_collections, of a field that is not there
         text = str(error).replace("\\n", "; ").replace("\\", "").replace("'", "").strip('"')
         _fail(f"config has no field {text}")
     except Exception as error:
         _fail(" ".join(str(error).split()))
-    for flag in (CONFIG, WORKDIR):
+    for flag in required:
         if not flag.value:
             _fail(f"--{flag.name} is missing; write --{flag.name}=...")
     if len(rest) > 1:

@@ -6,6 +6,7 @@ All errors are `ConfigError`: they name the field, the value, and what to write 
 import collections
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,13 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from jaxdec import algorithms, analysis, data, models, registry
+from jaxdec import algorithms, analysis, compiler, data, models, registry
 from jaxdec import topology as topologies
 from jaxdec.gossip import Gossip
 from jaxdec.topology import Topology
 
 MODES = ("train", "evaluate")
+MESH_AXES = ("node", "local", "data")
 LIFTS = ("auto", "simulate", "mesh")
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "steps")
 RESTORE_RULES = ("mean", "nearest")
@@ -72,10 +74,23 @@ def make_topology(config: ConfigDict) -> Topology:
         return topologies.by_name(name, config.nodes, **fields)
 
 
-def make_gossip(config: ConfigDict, topology: Topology) -> Gossip:
-    """The gossip of a run over a topology."""
+def make_gossip(config: ConfigDict, topology: Topology, platform: str = "cpu") -> Gossip:
+    """The gossip of a run over a topology: by host, where a mesh has several replicas a host.
+
+    Args:
+      config: of the run.
+      topology: of the run.
+      platform: of a mesh's devices, which decides in how many buckets a model travels there.
+    """
+    is_mesh = lift_of(config) == "mesh"
+    by_host = is_mesh and mesh_sizes(config)["local"] > 1
     with _as_config_error():
-        return Gossip(topology, wire_dtype=config.wire_dtype)
+        return Gossip(
+            topology,
+            wire_dtype=config.wire_dtype,
+            local_axis="local" if by_host else None,
+            buckets=compiler.BUCKETS.get(platform, 0) if is_mesh else 0,
+        )
 
 
 def make_schedule(config: ConfigDict, peak: float | None = None) -> optax.Schedule:
@@ -165,10 +180,9 @@ def make_batches(
 ) -> data.Batches:
     """The training batches of some nodes; None: of all."""
     batch_size = config.batch_size // config.nodes
+    shares = config.accumulate * mesh_sizes(config)["data"]
     with _as_config_error():
-        return dataset.batches(
-            parts, batch_size, config.seed, config.steps, nodes, config.accumulate
-        )
+        return dataset.batches(parts, batch_size, config.seed, config.steps, nodes, shares)
 
 
 def batch_shapes(config: ConfigDict, *, abstract: bool = False) -> int:
@@ -186,7 +200,38 @@ def lift_of(config: ConfigDict) -> str:
         return config.lift
     if jax.process_count() > 1:
         return "mesh"
-    return "mesh" if 1 < config.nodes <= jax.device_count() else "simulate"
+    needed = math.prod(mesh_sizes(config).values())
+    return "mesh" if 1 < needed <= jax.device_count() else "simulate"
+
+
+def mesh_sizes(config: ConfigDict) -> dict[str, int]:
+    """How many devices a mesh has along each axis: "node", "local" and "data".
+
+    Raises:
+      ConfigError: an unknown axis, a size below 1, or replicas that are not config.nodes.
+    """
+    given = {axis: size for axis, size in config.mesh.items() if size is not None}
+    for axis, size in given.items():
+        if axis not in MESH_AXES:
+            raise ConfigError(
+                f"config.mesh.{axis}={size} is no axis; {registry.suggestion(axis, MESH_AXES)}"
+            )
+        if size < 1:
+            raise ConfigError(f"config.mesh.{axis}={size} must be at least 1")
+    local = given.get("local", 1)
+    node = given.get("node", config.nodes // local)
+    if node * local != config.nodes:
+        raise ConfigError(
+            f"config.mesh has node={node} × local={local} replicas, and config.nodes="
+            f"{config.nodes}; write config.nodes={node * local}, or a local that divides it"
+        )
+    return {"node": node, "local": local, "data": given.get("data", 1)}
+
+
+def compiler_options(config: ConfigDict, platform: str) -> compiler.Options:
+    """XLA's options for a mesh of a platform's devices, the config's own included."""
+    with _as_config_error():
+        return compiler.options(platform, config.compiler_options)
 
 
 def phases(config: ConfigDict, topology: Topology) -> tuple[int, ...]:
@@ -197,12 +242,15 @@ def phases(config: ConfigDict, topology: Topology) -> tuple[int, ...]:
 
 
 @_complete()
-def validate(config: ConfigDict, *, abstract: bool = False) -> None:
+def validate(
+    config: ConfigDict, *, abstract: bool = False, devices: Sequence[jax.Device] | None = None
+) -> None:
     """Check every rule before anything is compiled or written.
 
     Args:
       config: a complete config.
       abstract: leave out that its data set is there and whole.
+      devices: that a mesh may have; None: all of JAX's.
 
     Raises:
       ConfigError: the first rule that does not hold.
@@ -228,10 +276,18 @@ def validate(config: ConfigDict, *, abstract: bool = False) -> None:
             f"config.eval_examples={config.eval_examples} must be at least 1, or None for all"
         )
     topology = make_topology(config)
-    parts = config.nodes * config.accumulate
+    sizes = mesh_sizes(config)
+    if sizes["local"] > 1 and (topology.outer is None or topology.local != sizes["local"]):
+        raise ConfigError(
+            f"config.mesh.local={sizes['local']} needs a graph between hosts of as many replicas, "
+            f"and {topology.name} is not; write config.topology.name='hierarchical' or "
+            f"'alternating_exponential_ring', with config.topology.local={sizes['local']}"
+        )
+    parts = config.nodes * config.accumulate * sizes["data"]
     if config.batch_size % parts:
         over = f"config.nodes={config.nodes}"
         over += f" × config.accumulate={config.accumulate}" if config.accumulate > 1 else ""
+        over += f" × config.mesh.data={sizes['data']}" if sizes["data"] > 1 else ""
         nearest = max(1, round(config.batch_size / parts)) * parts
         raise ConfigError(
             f"config.batch_size={config.batch_size} does not divide over {over}; write a "
@@ -274,14 +330,18 @@ def validate(config: ConfigDict, *, abstract: bool = False) -> None:
         )
     if not 0 <= config.label_smoothing < 1:
         raise ConfigError(f"config.label_smoothing={config.label_smoothing} must be in [0, 1)")
-    if config.lift == "mesh" and config.nodes > jax.device_count():
+    count = jax.device_count() if devices is None else len(devices)
+    needed = math.prod(sizes.values())
+    if config.lift == "mesh" and needed > count:
+        each = f" × config.mesh.data={sizes['data']}" if sizes["data"] > 1 else ""
         raise ConfigError(
-            f"config.lift='mesh' puts config.nodes={config.nodes} on as many devices, and "
-            f"{jax.device_count()} are here; write config.lift='simulate', or on CPU set "
-            f"JAX_NUM_CPU_DEVICES={config.nodes}"
+            f"config.lift='mesh' puts config.nodes={config.nodes}{each} on as many devices, and "
+            f"{count} are here; write config.lift='simulate', or on CPU set "
+            f"JAX_NUM_CPU_DEVICES={needed}"
         )
     if jax.process_count() > 1:
         _check_processes(config)
+    compiler_options(config, platform="")
     if not config.watchdog_seconds > 0:
         raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds} must be above 0")
     make_algorithm(config, make_gossip(config, topology))
@@ -310,10 +370,16 @@ def _check_processes(config: ConfigDict) -> None:
             "devices; give each as many as the others, by CUDA_VISIBLE_DEVICES, or on CPU "
             "JAX_NUM_CPU_DEVICES"
         )
-    if config.nodes != jax.device_count():
+    data = mesh_sizes(config)["data"]
+    if each[0] % data:
+        raise ConfigError(
+            f"config.mesh.data={data} devices share a replica, and a process has {each[0]}; write "
+            "a divisor of these"
+        )
+    if config.nodes * data != jax.device_count():
         raise ConfigError(
             f"config.nodes={config.nodes} is one a device, and {len(each)} processes have "
-            f"{each[0]} devices each; write config.nodes={jax.device_count()}"
+            f"{each[0]} devices each; write config.nodes={jax.device_count() // data}"
         )
 
 

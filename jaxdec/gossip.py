@@ -97,6 +97,9 @@ class Gossip:
         between hosts carries one model and not one a replica.
       specs: the PartitionSpec of each leaf over further automatic mesh axes, so that `local_axis`
         scatters, and "int8" rounds, each model shard where it lies; None: no such axes.
+      buckets: flat arrays, of about equal size, in which the leaves of a tree travel, at the price
+        of copying them; 0: each leaf on its own. The sums are the same. "int8", whose blocks are a
+        leaf's own, and trees with `specs` keep their leaves.
     """
 
     topology: Topology
@@ -104,6 +107,7 @@ class Gossip:
     wire_dtype: DTypeLike | None = None
     local_axis: str | None = None
     specs: PyTree | None = None
+    buckets: int = 0
 
     def __post_init__(self):
         if self.wire_dtype is not None:
@@ -247,6 +251,9 @@ class Gossip:
         def leaves(tree: PyTree, key: jax.Array | None) -> PyTree:
             return _map_leaves(lambda x, key: leaf(x, phase, key), tree, key)
 
+        if self.buckets and self.specs is None and not self._is_int8:
+            packed, unpack = _packed(tree, self.buckets)
+            return unpack(leaves(packed, key))
         flattens = self.local_axis is not None or self._is_int8
         if self.specs is None or not flattens:
             return leaves(tree, key)
@@ -342,6 +349,33 @@ def _map_leaves(
     leaves, structure = jax.tree.flatten(tree)
     keys = [None if key is None else jax.random.fold_in(key, i) for i in range(len(leaves))]
     return jax.tree.unflatten(structure, map(f, leaves, keys))
+
+
+def _packed(tree: PyTree, buckets: int) -> tuple[list[jax.Array], Callable[..., PyTree]]:
+    """Leaves of a dtype in a row, cut where a bucket is full, and what takes results apart."""
+    leaves, structure = jax.tree.flatten(tree)
+    share = sum(x.size * x.dtype.itemsize for x in leaves) / buckets
+    members: list[list[int]] = []
+    filled = 0.0
+    for dtype in dict.fromkeys(x.dtype for x in leaves):
+        filled = share
+        for i in (i for i, x in enumerate(leaves) if x.dtype == dtype):
+            if filled >= share:
+                members.append([])
+                filled = 0.0
+            members[-1].append(i)
+            filled += leaves[i].size * dtype.itemsize
+    packed = [jnp.concatenate([leaves[i].reshape(-1) for i in bucket]) for bucket in members]
+
+    def unpack(results: list[jax.Array]) -> PyTree:
+        found = list(leaves)
+        for bucket, result in zip(members, results, strict=True):
+            ends = np.cumsum([leaves[i].size for i in bucket])[:-1].tolist()
+            for i, part in zip(bucket, jnp.split(result, ends), strict=True):
+                found[i] = part.reshape(leaves[i].shape)
+        return jax.tree.unflatten(structure, found)
+
+    return packed, unpack
 
 
 def _needs_key(what: str) -> str:

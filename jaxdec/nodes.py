@@ -5,6 +5,7 @@ A per-node function has no leading node axis. `simulate` runs all nodes on one d
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ def on_mesh(
     out_axes: Any = 0,
     *,
     donate_argnums: int | Sequence[int] = 0,
+    compiler_options: dict[str, Any] | None = None,
 ) -> jax.stages.Wrapped:
     """Lift a per-node function to one node a device (or group of devices), compiled.
 
@@ -71,6 +73,7 @@ def on_mesh(
       in_axes: as in `simulate`.
       out_axes: as in `simulate`; None is checked to be the same on all nodes.
       donate_argnums: as in `simulate`.
+      compiler_options: XLA's, see `compiler.options`; None: its own defaults.
 
     Raises:
       ValueError: the mesh has no axis "node", or an axis is negative.
@@ -103,19 +106,29 @@ def on_mesh(
             axis_names=set(manual),
         )(*args)
 
-    return jax.jit(lifted, static_argnames="phase", donate_argnums=donate_argnums)
+    return jax.jit(
+        lifted,
+        static_argnames="phase",
+        donate_argnums=donate_argnums,
+        compiler_options=compiler_options,
+    )
 
 
 def make_mesh(
-    node: int, local: int = 1, model: int = 1, devices: Sequence[jax.Device] | None = None
+    node: int,
+    local: int = 1,
+    data: int = 1,
+    model: int = 1,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """A mesh ("node", "local", "model"), without the axes "local" and "model" where they are 1.
+    """A mesh ("node", "local", "data", "model"), without the axes beyond "node" that are 1.
 
     Args:
       node: hosts, or nodes where local is 1.
       local: replicas a host.
-      model: devices that share one replica.
-      devices: node × local × model of them, or more; None: all of JAX's.
+      data: devices that share one replica, each with a part of its batch.
+      model: devices that share one replica, each with a part of its parameters.
+      devices: node × local × data × model of them, or more; None: all of JAX's.
 
     Raises:
       ValueError: too few devices.
@@ -124,13 +137,14 @@ def make_mesh(
     ('node', 'model')
     """
     available = list(jax.devices() if devices is None else devices)
-    needed = node * local * model
+    sizes = {"node": node, "local": local, "data": data, "model": model}
+    needed = math.prod(sizes.values())
     if needed > len(available):
         raise ValueError(
-            f"a mesh of node={node} × local={local} × model={model} needs {needed} devices, "
-            f"{len(available)} are here; on CPU set JAX_NUM_CPU_DEVICES={needed}, or use simulate"
+            f"a mesh of {' × '.join(f'{axis}={size}' for axis, size in sizes.items())} needs "
+            f"{needed} devices, {len(available)} are here; on CPU set "
+            f"JAX_NUM_CPU_DEVICES={needed}, or use simulate"
         )
-    sizes = {"node": node, "local": local, "model": model}
     sizes = {axis: size for axis, size in sizes.items() if axis == "node" or size > 1}
     return jax.make_mesh(
         tuple(sizes.values()),

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdec import nodes
+from jaxdec import compiler, nodes
 
 PyTree = Any
 
@@ -27,16 +27,24 @@ class Placement:
     Attributes:
       n: number of nodes.
       mesh: of `nodes.make_mesh`, over the devices of all processes; None: simulated on one device.
+      compiler_options: of what is lifted to the mesh.
     """
 
     n: int
     mesh: Mesh | None = None
+    compiler_options: compiler.Options | None = None
 
     def lift(self, f: Callable[..., Any], **kwargs: Any) -> jax.stages.Wrapped:
         """`nodes.simulate` or `nodes.on_mesh` of a per-node function."""
         if self.mesh is None:
             return nodes.simulate(f, **kwargs)
-        return nodes.on_mesh(f, self.mesh, **kwargs)
+        return nodes.on_mesh(f, self.mesh, compiler_options=self.compiler_options, **kwargs)
+
+    @property
+    def platform(self) -> str:
+        """Of the devices: "cpu", "gpu" or "tpu"."""
+        devices = jax.devices() if self.mesh is None else self.mesh.devices.flat
+        return devices[0].platform
 
     @property
     def replicated(self) -> NamedSharding | None:
@@ -62,11 +70,20 @@ class Placement:
 
     def put(self, tree: PyTree) -> PyTree:
         """Stacked arrays [n, ...] that every process has whole; only its own rows are copied."""
-        return jax.tree.map(lambda x: self._put(np.asarray(x), tuple(range(self.n))), tree)
+        whole = tuple(range(self.n))
+        return jax.tree.map(lambda x: self._put(np.asarray(x), whole, self.stacked), tree)
 
-    def put_own(self, tree: PyTree) -> PyTree:
-        """Stacked arrays of this process's nodes [len(own), ...], as a part of all [n, ...]."""
-        return jax.tree.map(lambda x: self._put(np.asarray(x), self.own), tree)
+    @property
+    def _batched(self) -> NamedSharding | None:
+        """The sharding of batches [n, B, ...]: over nodes, and over the devices that share one."""
+        stacked = self.stacked
+        if stacked is None or "data" not in stacked.mesh.axis_names:
+            return stacked
+        return NamedSharding(stacked.mesh, PartitionSpec(*stacked.spec, "data"))
+
+    def put_batch(self, batch: PyTree) -> PyTree:
+        """The batch of this process's nodes [len(own), B, ...], as a part of all [n, B, ...]."""
+        return jax.tree.map(lambda x: self._put(np.asarray(x), self.own, self._batched), batch)
 
     def spread(self, tree: PyTree) -> PyTree:
         """One node's arrays [...], to all: [n, ...]."""
@@ -81,9 +98,12 @@ class Placement:
 
     def abstract_stacked(self, tree: PyTree) -> PyTree:
         """What `put` would give of arrays [n, ...], as ShapeDtypeStructs."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.stacked), tree
-        )
+        return _abstract(tree, self.stacked)
+
+    def abstract_batch(self, tree: PyTree) -> PyTree:
+        """What `put_batch` would give of one node's batch [B, ...], as ShapeDtypeStructs."""
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.n, *x.shape), x.dtype), tree)
+        return _abstract(stacked, self._batched)
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Arrays that every process has whole and all nodes share."""
@@ -120,14 +140,19 @@ class Placement:
         order, gathered = (np.asarray(part) for part in pairs)
         return gathered[np.argsort(order)]
 
-    def _put(self, rows: np.ndarray, of_nodes: tuple[int, ...]) -> jax.Array:
-        sharding = self.stacked
+    def _put(
+        self, rows: np.ndarray, of_nodes: tuple[int, ...], sharding: NamedSharding | None
+    ) -> jax.Array:
         if sharding is None:
             return jnp.asarray(rows)
         at = {node: row for row, node in enumerate(of_nodes)}
 
         def part(index: Any) -> np.ndarray:
             first, last, _ = index[0].indices(self.n)
-            return rows[at[first] : at[first] + last - first]
+            return rows[(slice(at[first], at[first] + last - first), *index[1:])]
 
         return jax.make_array_from_callback((self.n, *rows.shape[1:]), sharding, part)
+
+
+def _abstract(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -30,6 +30,7 @@ def make_node_step(
     label_smoothing: float = 0.0,
     accumulate: int = 1,
     seed: int | jax.Array = 0,
+    axes: str | tuple[str, ...] = "node",
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """One node's training step: (state, batch, phase=) → (state, metrics). Lift it with `nodes`.
 
@@ -39,6 +40,7 @@ def make_node_step(
       label_smoothing: of the loss.
       accumulate: equal parts that a node's batch is taken in, one after another, to save memory.
       seed: of dropout, and of what gossip draws.
+      axes: of the lift that hold replicas.
     """
 
     def loss_fn(
@@ -54,16 +56,19 @@ def make_node_step(
         state: TrainState, batch: data.Batch, *, phase: int
     ) -> tuple[TrainState, Metrics]:
         step_key = jax.random.fold_in(jax.random.key(seed), state.step)
-        key = jax.random.fold_in(step_key, jax.lax.axis_index("node"))
+        key = jax.random.fold_in(step_key, jax.lax.axis_index(axes))
         # The same on all nodes, and none of theirs.
-        shared_key = jax.random.fold_in(step_key, jax.lax.axis_size("node"))
+        shared_key = jax.random.fold_in(step_key, jax.lax.axis_size(axes))
         count = jnp.maximum(jnp.sum(batch["labels"] >= 0), 1).astype(jnp.float32)
         if accumulate == 1:
             (loss, (accuracy, statistics)), grads = gradient(
                 state.params, state.statistics, batch, count, key
             )
         else:
-            parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+            # Every accumulate-th row: a part is spread over the axis "data" as the batch is.
+            parts = jax.tree.map(
+                lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
+            )
 
             def body(carry: Any, part: Any) -> Any:
                 sums, statistics = carry
@@ -120,6 +125,7 @@ class Run:
             label_smoothing=self.config.label_smoothing,
             accumulate=self.config.accumulate,
             seed=self.config.seed,
+            axes=self.gossip.axes,
         )
         return self.placement.lift(step, in_axes=(AXES, 0), out_axes=(AXES, 0))
 
@@ -138,15 +144,12 @@ class Run:
 
     def abstract_batch(self, shape: int = 0) -> data.Batch:
         """The shapes, dtypes and placement of a step's batch, of one of `batch_shapes`."""
-        return self.placement.abstract(self._all_batches.abstract(shape))
+        return self.placement.abstract_batch(self._all_batches.abstract(shape))
 
     def lower(self, phase: int, shape: int = 0) -> jax.stages.Lowered:
         """The training step of a phase for the placement's devices, traced and not compiled.
 
         Its batch has one of `batch_shapes`; those of sentence pairs are sorted by length.
-
-        For other devices, which need not be here:
-        `dataclasses.replace(run, placement=Placement(nodes, mesh)).lower(phase)`.
         """
         batch = self.abstract_batch(shape)
         return self.train_step().lower(self.abstract_state(), batch, phase=phase)
@@ -196,22 +199,25 @@ class Run:
         return configs.make_batches(self.config, self.dataset, self.parts, of_nodes)
 
 
-def build(config: ConfigDict, *, abstract: bool = False) -> Run:
+def build(
+    config: ConfigDict, *, abstract: bool = False, devices: Sequence[jax.Device] | None = None
+) -> Run:
     """Validate a config and build what it stands for.
 
     Args:
       config: a complete config.
       abstract: neither read the data set nor allocate the model: shapes and sizes stand for them,
         and all the run can do is `lower`.
+      devices: that a mesh may have, and that need not be here; None: all of JAX's.
 
     Raises:
       ConfigError: it cannot run.
     """
-    configs.validate(config, abstract=abstract)
+    configs.validate(config, abstract=abstract, devices=devices)
     dataset = configs.make_dataset(config, abstract=abstract)
     topology = configs.make_topology(config)
-    gossip = configs.make_gossip(config, topology)
-    is_mesh = configs.lift_of(config) == "mesh"
+    placement = _place(config, devices)
+    gossip = configs.make_gossip(config, topology, placement.platform)
     return Run(
         config=config,
         dataset=dataset,
@@ -221,5 +227,14 @@ def build(config: ConfigDict, *, abstract: bool = False) -> Run:
         tx=configs.make_algorithm(config, gossip),
         phases=configs.phases(config, topology),
         model=models.functional(configs.make_model(config, dataset, abstract=abstract)),
-        placement=Placement(config.nodes, nodes.make_mesh(node=config.nodes) if is_mesh else None),
+        placement=placement,
     )
+
+
+def _place(config: ConfigDict, devices: Sequence[jax.Device] | None) -> Placement:
+    if configs.lift_of(config) == "simulate":
+        return Placement(config.nodes)
+    mesh = nodes.make_mesh(**configs.mesh_sizes(config), devices=devices)
+    placement = Placement(config.nodes, mesh)
+    options = configs.compiler_options(config, placement.platform)
+    return dataclasses.replace(placement, compiler_options=options)

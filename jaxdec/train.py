@@ -158,7 +158,7 @@ def _loop(
     batches = run.batches(start)
     pending: Metrics | None = None
     for step in range(start, config.steps):
-        batch = run.placement.put_own(next(batches))
+        batch = run.placement.put_batch(next(batches))
         state, metrics = train_step(state, batch, phase=run.phases[step % len(run.phases)])
         # The metrics of step k − 1 are fetched once step k is dispatched: the device never
         # waits for the host, and the host is never far ahead.

@@ -129,7 +129,7 @@ def test_what_is_lowered_is_the_step_of_the_run(lift, model):
         {"lift": lift, "accumulate": 2, "model.hidden": None if model else (32,), **model}
     )
     run, abstract = build(config), build(config, abstract=True)
-    state, batch = run.initial_state(), run.placement.put_own(next(run.batches()))
+    state, batch = run.initial_state(), run.placement.put_batch(next(run.batches()))
     ours = abstract.abstract_state(), abstract.abstract_batch()
     assert _types(ours) == _types((state, batch))
     if lift == "mesh":
@@ -153,7 +153,7 @@ def test_each_shape_of_sentence_pairs_is_lowered_as_the_run_has_it(monkeypatch):
     seen = {batch["labels"].shape[2]: batch for batch in itertools.islice(run.batches(), 60)}
     assert len(seen) == 4
     for shape, length in enumerate(sorted(seen)):
-        batch = run.placement.put_own(seen[length])
+        batch = run.placement.put_batch(seen[length])
         assert _types(run.abstract_batch(shape)) == _types(batch)
     lowered = run.train_step().lower(run.initial_state(), batch, phase=1)
     assert run.lower(1, shape).as_text() == lowered.as_text()

@@ -112,5 +112,5 @@ def test_a_variant_of_the_config_is_in_its_runs_name(path, tmp_path):
     assert overrides == {"width": "32", "seed": 0, "algorithm.learning_rate": 1e-3}
     assert config.model.hidden == (32,)
     (tmp_path / "config.py").write_text(text.replace('"32"', '"wide"'))
-    with pytest.raises(ConfigError, match="sweep adds .*invalid literal"):
+    with pytest.raises(ConfigError, match=r"sweep adds .*invalid literal"):
         sweeps.read(path)

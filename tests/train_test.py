@@ -183,7 +183,7 @@ def test_nothing_compiles_after_the_first_period(tmp_path):
 def test_the_trainers_step_holds_no_collective_but_gossip(corpus):
     """Its loss, metrics, accumulation and dropout included."""
     run = build(_config(lift="mesh", accumulate=2, **DROPOUT_GPT, **{"data.data_dir": corpus}))
-    state, batch = run.initial_state(), run.placement.put_own(next(run.batches()))
+    state, batch = run.initial_state(), run.placement.put_batch(next(run.batches()))
     model_bytes = sum(x.nbytes for x in jax.tree.leaves(run.model.params))
     text = run.train_step().lower(state, batch, phase=1).compile().as_text()
     assert hlo.collectives(text) == {"collective-permute": model_bytes}
@@ -449,7 +449,7 @@ def test_batch_statistics_are_node_local_and_meant_or_gathered_for_the_mean_mode
     state, source = run.initial_state(), run.batches()
     step = run.train_step()
     for t in range(3):
-        batch = run.placement.put_own(next(source))
+        batch = run.placement.put_batch(next(source))
         state, _ = step(state, batch, phase=run.phases[t % len(run.phases)])
     stacked = [np.asarray(x) for x in jax.tree.leaves(state.statistics)]
     assert all(np.ptp(x, axis=0).max() > 0 for x in stacked)

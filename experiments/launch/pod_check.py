@@ -122,7 +122,7 @@ class Check:
         state, train_step, batches = run.initial_state(), run.train_step(), run.batches()
         times: list[float] = []
         for t in range(len(run.phases) + steps):
-            batch = run.placement.put_own(next(batches))
+            batch = run.placement.put_batch(next(batches))
             start = time.perf_counter()
             state, metrics = train_step(state, batch, phase=run.phases[t % len(run.phases)])
             jax.block_until_ready((state, metrics))

@@ -58,7 +58,7 @@ def stepper(run: runs.Run, batches: Iterator[Any]) -> Callable[[int], float]:
         start = time.perf_counter()
         for _ in range(count):
             phase = run.phases[taken % len(run.phases)]
-            state, metrics = step(state, run.placement.put_own(next(batches)), phase=phase)
+            state, metrics = step(state, run.placement.put_batch(next(batches)), phase=phase)
             jax.block_until_ready(metrics)
             taken += 1
         return (time.perf_counter() - start) / count
