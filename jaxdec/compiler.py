@@ -1,6 +1,6 @@
 """What it takes for each back end to hide gossip behind compute.
 
-Found with `python -m jaxdec.audit`; experiments/overlap has what each changes.
+Found with `python -m jaxdec.audit`.
 """
 
 import json
