@@ -23,10 +23,11 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
-from jaxdec import hosts
+from jaxdec import hosts, nodes
 from jaxdec import run as runs
 from jaxdec.config import ConfigError
 from jaxdec.gossip import exchange
+from jaxdec.placement import Placement
 
 Exchange = Callable[[jax.Array], jax.Array]
 
@@ -87,8 +88,8 @@ def _moved(source: tuple[int, ...]) -> int:
 class Check:
     """Measures; all processes call the same methods in the same order."""
 
-    def __init__(self, run: runs.Run, sizes: Sequence[int], repeats: int):
-        self._run = run
+    def __init__(self, placement: Placement, sizes: Sequence[int], repeats: int):
+        self._placement = placement
         self._sizes = sizes  # bytes a node
         self._repeats = repeats
         self.problems: list[str] = []
@@ -97,7 +98,7 @@ class Check:
         self, name: str, f: Exchange, expected: Callable[[np.ndarray], np.ndarray]
     ) -> list[float]:
         """Check a collective, and time it: seconds by size, of the slowest process."""
-        placement = self._run.placement
+        placement = self._placement
         lifted = placement.lift(f, donate_argnums=())
         numbers = np.arange(placement.n, dtype=np.float32)[:, np.newaxis] + 1
         found = placement.fetch(lifted(placement.put(numbers)))
@@ -107,7 +108,7 @@ class Check:
         return [self._seconds(lifted, size) for size in self._sizes]
 
     def _seconds(self, lifted: Exchange, size: int) -> float:
-        placement = self._run.placement
+        placement = self._placement
         x = placement.spread(np.ones(size // 4, np.float32))
         jax.block_until_ready(lifted(x))
         times = []
@@ -150,7 +151,10 @@ def check(config: ConfigDict, sizes: Sequence[int], repeats: int, steps: int, sl
     run = runs.build(config)
     mesh = run.placement.mesh
     assert mesh is not None
-    process_of = [device.process_index for device in mesh.devices.reshape(config.nodes, -1)[:, 0]]
+    # Of each replica the first device: exchanges are between replicas, whatever shares them.
+    firsts = mesh.devices.reshape(config.nodes, -1)[:, 0]
+    process_of = [device.process_index for device in firsts]
+    flat = Placement(config.nodes, nodes.make_mesh(node=config.nodes, devices=firsts))
     devices = jax.devices()
     console.print(
         f"{run.topology.name}: {config.nodes} nodes on {jax.process_count()} processes × "
@@ -163,7 +167,7 @@ def check(config: ConfigDict, sizes: Sequence[int], repeats: int, steps: int, sl
     for size in sizes[1:]:
         table.add_column(f"GB/s at {_size(size)}", justify="right")
 
-    checks = Check(run, sizes, repeats)
+    checks = Check(flat, sizes, repeats)
 
     def row(name: str, count: int, seconds: Sequence[float]) -> None:
         rates = (f"{rate:.2f}" for rate in _rates(sizes, seconds)[1:])
@@ -214,6 +218,7 @@ def _isolated(config: ConfigDict) -> ConfigDict:
     """The config without gossip; an algorithm that has no other all-reduces all the same."""
     config = config.copy_and_resolve_references()
     config.allow_unstable = True
+    config.mesh.update({"node": None, "local": 1})
     for field in config.topology:
         config.topology[field] = {"name": "isolated", "lazy": False}.get(field)
     return config
