@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
     # The Adams and allreduce: which parameters decay: "all", or "matrices" (two axes or more).
     config.algorithm.decay = placeholder(str)
     config.algorithm.clip_norm = placeholder(float)  # global norm of a node's gradient
-    config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd, the Adams, choco
+    config.algorithm.order = placeholder(str)  # "awc" or "atc": dsgd, decentlam, the Adams, choco
     config.algorithm.momentum = placeholder(float)  # β
     config.algorithm.mu = placeholder(float)  # qg_dmsgd
     config.algorithm.nesterov = placeholder(bool)  # decentlam

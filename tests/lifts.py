@@ -37,7 +37,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qg_dmsgd": ("qg_dmsgd", dict(momentum=0.8, mu=0.7)),
     "d2_dmsgd": ("d2_dmsgd", dict(momentum=0.8, clip_norm=30.0)),
     "decentlam": ("decentlam", dict(momentum=0.8, clip_norm=30.0)),
-    "decentlam_nesterov": ("decentlam", dict(momentum=0.8, nesterov=True)),
+    "decentlam_awc": ("decentlam", dict(momentum=0.8, nesterov=True, order="awc")),
     "decentlam_lars": ("decentlam", dict(momentum=0.8, lars=True)),
     "decentralized_adamw": (
         "decentralized_adamw",

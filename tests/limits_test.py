@@ -54,6 +54,12 @@ def test_limit_is_that_of_atc_dsgd_whatever_the_momentum(name, beta):
     assert ours == pytest.approx(_error(_limit("dsgd", MESH, order="atc")), rel=1e-3)
 
 
+@pytest.mark.parametrize(("beta", "nesterov"), [(0.5, False), (0.9, False), (0.3, True)])
+def test_overlapping_decentlam_ends_where_cta_dsgd_does(beta, nesterov):
+    models = _limit("decentlam", MESH, momentum=beta, order="awc", nesterov=nesterov)
+    np.testing.assert_allclose(models, _fixed_point(RATE, "awc"), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("beta", [0.5, 0.8, 0.9])
 @pytest.mark.parametrize(("name", "order"), [("dmsgd", "atc"), ("awc_dmsgd", "awc")])
 def test_momentum_amplifies_the_bias_to_that_of_a_larger_rate(name, order, beta):

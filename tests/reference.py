@@ -205,10 +205,10 @@ def _d2_dmsgd(s, t, X, G, W, lr, *, momentum):
     return X_next
 
 
-def _decentlam(s, t, X, G, W, lr, *, momentum, nesterov=False, lars=False):
+def _decentlam(s, t, X, G, W, lr, *, momentum, nesterov=False, lars=False, order="atc"):
     if lars:
         G = _trust(X, G, 0.001) * G
-    difference = X - W @ (X - lr * G)
+    difference = X - (W @ (X - lr * G) if order == "atc" else W @ X - lr * G)
     s["v"] = momentum * s["v"] + difference
     return X - (momentum * s["v"] + difference if nesterov else s["v"])
 
