@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 QUICKSTART ?= runs/quickstart
+# What both targets install; with libtpu beside it JAX would look for a TPU first, and complain.
+export JAX_PLATFORMS ?= cpu
 
 .PHONY: quickstart test lint clean
 

@@ -5,10 +5,11 @@ import pathlib
 
 # Most of the tests' time is compiling. XLA's own passes stay; LLVM's go. For commands run too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# With libtpu installed, to compile for TPUs, JAX would look for one.
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 
-jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same small programs are compiled in many tests.

@@ -57,7 +57,7 @@ class Instruction:
       name: unique in its module.
       opcode: as in the text, "-start" and "-done" included.
       result: its arrays, those of nested tuples in a row.
-      operands: the names of what it reads.
+      operands: the names of what it reads; of a parameter, its number.
       attributes: the rest of the line.
     """
 
@@ -151,6 +151,32 @@ class Module:
         lines = self.computations[computation]
         return tuple(array for name in instruction.operands for array in lines[name].result)
 
+    def bytes_read(self, computation: str, instruction: Instruction) -> int:
+        """Bytes that an instruction reads: of what a fusion only takes slices of, these."""
+        if instruction.opcode != "fusion":
+            return sum(array.bytes for array in self.read(computation, instruction))
+        lines, inside = self.computations[computation], instruction.called[0]
+        return sum(
+            self._bytes_taken(inside, str(number))
+            or sum(array.bytes for array in lines[name].result)
+            for number, name in enumerate(instruction.operands)
+        )
+
+    def _bytes_taken(self, computation: str, number: str) -> int:
+        """Bytes of the slices that a computation takes of a parameter; 0 where it takes it all."""
+        lines = self.computations[computation].values()
+        names = {e.name for e in lines if e.opcode == "parameter" and e.operands == (number,)}
+        taken = 0
+        for each in lines:
+            if each.operands[:1] and names.intersection(each.operands):
+                if each.opcode == "bitcast":
+                    names.add(each.name)
+                elif each.opcode in ("slice", "dynamic-slice") and each.operands[0] in names:
+                    taken += sum(array.bytes for array in each.result)
+                else:
+                    return 0
+        return taken
+
     def flops(self, computation: str, instruction: Instruction) -> float:
         """Of its matrix products and convolutions, two for each multiplication and addition."""
         if instruction.opcode == "while":
@@ -159,14 +185,14 @@ class Module:
             return max(map(self._computation_flops, instruction.called))
         if instruction.called:
             return self._flops_of(instruction.called)
+        if instruction.opcode not in ("dot", "convolution", "custom-call"):
+            return 0.0
         operands = self.read(computation, instruction)
         if instruction.opcode == "dot":
             contracted = _integers(instruction.attribute("lhs_contracting_dims"))
             return _dot_flops(instruction.result[0], operands[0], contracted)
         if instruction.opcode == "convolution":
             return _convolution_flops(instruction, operands[0], operands[1], instruction.result[0])
-        if instruction.opcode != "custom-call":
-            return 0.0
         if _LIBRARY_DOT.search(instruction.attributes):
             contracted = _integers(_after(instruction.attributes, '"lhs_contracting_dimensions":'))
             return _dot_flops(instruction.result[0], operands[0], contracted)
@@ -199,12 +225,13 @@ def _instruction(line: str) -> Instruction:
     end = _closing(right, 0) + 1 if right.startswith("(") else right.index(" ")
     opening = right.index("(", end)
     closing = _closing(right, opening)
-    operands = right[opening + 1 : closing]
+    opcode, operands = right[end:opening].strip(), right[opening + 1 : closing]
+    is_parameter = opcode == "parameter"
     return Instruction(
         name=left.split()[-1].lstrip("%"),
-        opcode=right[end:opening].strip(),
+        opcode=opcode,
         result=_arrays(right[:end]),
-        operands=tuple(re.findall(r"%([\w.\-]+)", operands)),
+        operands=(operands,) if is_parameter else tuple(re.findall(r"%([\w.\-]+)", operands)),
         attributes=right[closing + 1 :].lstrip(", "),
     )
 

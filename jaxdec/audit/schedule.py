@@ -130,7 +130,8 @@ def _bytes(module: hlo.Module, computation: str, instruction: hlo.Instruction) -
         return instruction.trips * sum(inner)
     # A library's call has its workspace as a second result.
     results = instruction.result[: 1 if instruction.opcode == "custom-call" else None]
-    return sum(array.bytes for array in (*module.read(computation, instruction), *results))
+    written = sum(array.bytes for array in results)
+    return module.bytes_read(computation, instruction) + written
 
 
 def _transfer(
