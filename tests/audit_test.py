@@ -9,7 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import quickstart
 from jaxdec import nodes
@@ -86,13 +86,6 @@ window={size=3x3 stride=2x1 pad=1_1x1_1}, dim_labels=b01f_01io->b01f
 CHIP = targets.Chip(flops=100.0, memory_rate=1e3, link_rate=1e9, network_rate=10.0, latency=0.5)
 
 
-def _mesh(shape, axes):
-    count = len(jax.devices()[: 4 if shape != (8,) else 8])
-    return jax.make_mesh(
-        shape, axes, axis_types=(AxisType.Auto,) * len(axes), devices=jax.devices()[:count]
-    )
-
-
 def test_a_gpus_module_is_read():
     module = hlo.Module(GPU)
     scheduled = list(module.scheduled())
@@ -159,7 +152,7 @@ def test_what_is_not_scheduled_is_refused():
 
 
 def test_a_schedule_is_read():
-    schedule = read(hlo.Module(GPU), _mesh((2, 2), ("node", "model")), hosts=[0, 0, 1, 1])
+    schedule = read(hlo.Module(GPU), nodes.make_mesh(node=2, model=2), hosts=[0, 0, 1, 1])
     permute, *reduces = schedule.transfers
     assert (permute.kind, permute.axes, permute.bytes) == ("collective-permute", ("node",), 148)
     assert (permute.device_bytes, permute.host_bytes) == (148, 2 * 148)

@@ -8,7 +8,7 @@ import optax
 
 from jaxdec.algorithms import blocks
 from jaxdec.algorithms.blocks import Decay
-from jaxdec.algorithms.decentralize import Order, decentralize
+from jaxdec.algorithms.decentralize import decentralize
 from jaxdec.gossip import Gossip
 
 
@@ -101,7 +101,7 @@ def decentralized_adamw(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-    order: Order = "awc",
+    order: blocks.Order = "awc",
     weight_decay: float = 0.0,
     decay: Decay = "all",
     clip_norm: float | None = None,
@@ -137,7 +137,7 @@ def accumulated_adamw(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-    order: Order = "awc",
+    order: blocks.Order = "awc",
     weight_decay: float = 0.0,
     decay: Decay = "all",
     clip_norm: float | None = None,
@@ -168,7 +168,7 @@ def _adamw(
     direction: optax.GradientTransformation,
     gossip: Gossip,
     learning_rate: optax.ScalarOrSchedule,
-    order: Order,
+    order: blocks.Order,
     weight_decay: float,
     decay: Decay,
     clip_norm: float | None,

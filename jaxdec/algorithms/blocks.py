@@ -12,6 +12,13 @@ from jaxdec.gossip import Gossip
 
 PyTree = Any
 Decay = Literal["all", "matrices"]
+Order = Literal["awc", "atc"]
+
+
+def check_order(order: Order) -> None:
+    """Refuse an unknown order of adapting and communicating."""
+    if order not in ("awc", "atc"):
+        raise ValueError(f'order={order!r} is unknown; write "awc" or "atc"')
 
 
 def decay_mask(decay: Decay) -> Callable[[PyTree], PyTree] | None:

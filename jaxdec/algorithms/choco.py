@@ -8,7 +8,6 @@ import optax
 
 from jaxdec import wire
 from jaxdec.algorithms import blocks
-from jaxdec.algorithms.decentralize import Order
 from jaxdec.gossip import Gossip
 
 
@@ -23,7 +22,7 @@ def choco(
     gossip: Gossip,
     learning_rate: optax.ScalarOrSchedule,
     consensus_rate: float,
-    order: Order = "atc",
+    order: blocks.Order = "atc",
     compressor: str | None = None,
     keep: float | None = None,
     weight_decay: float = 0.0,
@@ -69,8 +68,7 @@ def choco(
     >>> x.tolist(), copy.tolist()
     ([[1.0, 7.0], [3.0, 5.0]], [[0.0, 8.0], [0.0, 4.0]])
     """
-    if order not in ("awc", "atc"):
-        raise ValueError(f'order={order!r} is unknown; write "awc" or "atc"')
+    blocks.check_order(order)
     form = blocks.compressor("choco", gossip, consensus_rate, compressor, keep)
     if len(gossip.topology.distinct_phases) > 1:
         raise ValueError(

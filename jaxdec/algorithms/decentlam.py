@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import optax
 
 from jaxdec.algorithms import blocks
-from jaxdec.algorithms.decentralize import Order
 from jaxdec.gossip import Gossip
 
 
@@ -21,7 +20,7 @@ def decentlam(
     momentum: float = 0.9,
     nesterov: bool = False,
     lars: bool = False,
-    order: Order = "atc",
+    order: blocks.Order = "atc",
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -61,8 +60,7 @@ def decentlam(
     Array([0., 0.], dtype=float32)
     """
     blocks.check_momentum(momentum=momentum)
-    if order not in ("awc", "atc"):
-        raise ValueError(f'order={order!r} is unknown; write "awc" or "atc"')
+    blocks.check_order(order)
 
     def init_fn(params: optax.Params) -> DecentlamState:
         return DecentlamState(blocks.zeros_like(params))

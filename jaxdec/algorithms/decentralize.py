@@ -1,6 +1,6 @@
 """Any optax optimizer, decentralized; and the named algorithms that are just that."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import optax
@@ -8,11 +8,9 @@ import optax
 from jaxdec.algorithms import blocks
 from jaxdec.gossip import Gossip
 
-Order = Literal["awc", "atc"]
-
 
 def decentralize(
-    inner: optax.GradientTransformation, gossip: Gossip, order: Order = "awc"
+    inner: optax.GradientTransformation, gossip: Gossip, order: blocks.Order = "awc"
 ) -> optax.GradientTransformationExtraArgs:
     """Make an optax optimizer decentralized.
 
@@ -42,8 +40,7 @@ def decentralize(
     >>> jax.vmap(step, axis_name="node")(jnp.array([1.0, 3.0]))
     Array([ 1., -1.], dtype=float32)
     """
-    if order not in ("awc", "atc"):
-        raise ValueError(f'order={order!r} is unknown; write "awc" or "atc"')
+    blocks.check_order(order)
     inner_ = optax.with_extra_args_support(inner)
 
     def update_fn(
@@ -72,7 +69,7 @@ def decentralize(
 def dsgd(
     gossip: Gossip,
     learning_rate: optax.ScalarOrSchedule,
-    order: Order = "atc",
+    order: blocks.Order = "atc",
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -133,7 +130,7 @@ def awc_dmsgd(
 def _momentum_sgd(
     gossip: Gossip,
     learning_rate: optax.ScalarOrSchedule,
-    order: Order,
+    order: blocks.Order,
     momentum: float,
     weight_decay: float,
     clip_norm: float | None,

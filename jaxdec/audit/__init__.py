@@ -35,14 +35,12 @@ class Compiled:
       schedule: in which order it computes and communicates.
       prediction: its replay on the target.
       memory: bytes a device, by kind, by the compiler's own figure.
-      link_rate: bytes a second that leave a host, in that replay.
       seconds: that compiling took.
     """
 
     schedule: Schedule
     prediction: Prediction
     memory: dict[str, int]
-    link_rate: float
     seconds: float
 
     @property
@@ -133,7 +131,6 @@ def _compile(run: Run, phase: int, target: Target) -> Compiled:
                 ("temporary", "temp"),
             )
         },
-        target.chip.network_rate or target.chip.link_rate,
         seconds,
     )
 

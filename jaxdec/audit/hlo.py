@@ -19,9 +19,10 @@ COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-_RUNS = ("body", "calls", "to_apply", "true_computation", "false_computation")
-_RUNS_ONE_OF = "branch_computations"
-_CALLED = re.compile(rf"({'|'.join((*_RUNS, _RUNS_ONE_OF))})=(\{{[^}}]*\}}|%?[\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(?:body|calls|to_apply|true_computation|false_computation|branch_computations)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 # Comments between operands; and what the source says, in which anything may stand.
 _NOISE = re.compile(r'/\*.*?\*/|, metadata=\{(?:[^"}]|"(?:\\.|[^"\\])*")*\}')
@@ -71,7 +72,7 @@ class Instruction:
     def called(self) -> tuple[str, ...]:
         """The computations that it runs, one after another or one of them; not its condition."""
         found = _CALLED.findall(self.attributes)
-        names = [name for _, text in found for name in text.strip("{}").split(",")]
+        names = [name for text in found for name in text.strip("{}").split(",")]
         return tuple(name.strip(" %") for name in names)
 
     @property

@@ -15,18 +15,20 @@ OTHER = "#7f8c9a"
 
 def to_json(audit: Audit) -> dict[str, Any]:
     """Everything that was found, in bytes, seconds and shares."""
+    link_rate = audit.target.chip.leaving_rate
     return {
         "target": audit.target.name,
         "flags": audit.options,
         "phases": [
-            {"phase": phase, "least_host_bytes": audit.least_host_bytes[phase]} | _phase(compiled)
+            {"phase": phase, "least_host_bytes": audit.least_host_bytes[phase]}
+            | _phase(compiled, link_rate)
             for phase, compiled in audit.phases.items()
         ],
-        "allreduce": None if audit.allreduce is None else _phase(audit.allreduce),
+        "allreduce": None if audit.allreduce is None else _phase(audit.allreduce, link_rate),
     }
 
 
-def _phase(compiled: Compiled) -> dict[str, Any]:
+def _phase(compiled: Compiled, link_rate: float) -> dict[str, Any]:
     schedule, prediction = compiled.schedule, compiled.prediction
     gossip = schedule.gossip
     return {
@@ -44,34 +46,23 @@ def _phase(compiled: Compiled) -> dict[str, Any]:
             "gossip": _counts(gossip),
             "other": _counts([each for each in schedule.transfers if not each.is_gossip]),
         },
-        "gossip_bytes": sum(transfer.bytes for transfer in gossip),
-        "exposed_gossip_bytes": exposed_bytes(compiled),
+        "gossip_bytes": schedule.gossip_bytes,
+        "exposed_gossip_bytes": schedule.exposed_bytes,
         "flops_in_flight_share": schedule.share_in_flight(gossip),
         "spans_all_products": schedule.spans_all_products(gossip),
-        "host_bytes": sum(transfer.host_bytes for transfer in gossip),
+        "host_bytes": schedule.host_bytes,
         "predicted": {
             "step_s": prediction.step_s,
             "exposed_s": prediction.exposed_s,
             "compute_s": prediction.compute_s,
             "transfer_s": prediction.transfer_s,
             "ideal_s": prediction.ideal_s,
-            "link_bytes_per_s": compiled.link_rate,
+            "link_bytes_per_s": link_rate,
         },
         "memory_bytes": compiled.memory,
         "peak_memory_bytes": compiled.peak_memory,
         "compile_s": compiled.seconds,
     }
-
-
-def exposed_bytes(compiled: Compiled) -> int:
-    """Bytes of the gossip with no matrix product scheduled while it is in flight."""
-    schedule = compiled.schedule
-    hidden = [bool(schedule.share_in_flight([transfer])) for transfer in schedule.gossip]
-    return sum(
-        transfer.bytes
-        for transfer, is_hidden in zip(schedule.gossip, hidden, strict=True)
-        if not is_hidden
-    )
 
 
 def _counts(transfers: list[Transfer]) -> dict[str, int]:
@@ -103,10 +94,10 @@ def tables(audit: Audit) -> list[Table]:
         sent.add_row(
             name,
             ", ".join(f"{n} {kind} ({'+'.join(axes)})" for (kind, axes), n in kinds.items()),
-            f"{sum(each.bytes for each in schedule.gossip) / 1e6:.1f}",
+            f"{schedule.gossip_bytes / 1e6:.1f}",
             f"{100 * schedule.share_in_flight(schedule.gossip):.1f} %",
-            f"{exposed_bytes(compiled) / 1e6:.1f}",
-            f"{sum(each.host_bytes for each in schedule.gossip) / 1e6:.1f}{lowest}",
+            f"{schedule.exposed_bytes / 1e6:.1f}",
+            f"{schedule.host_bytes / 1e6:.1f}{lowest}",
         )
         times = (found.step_s, found.compute_s, found.transfer_s, found.exposed_s, found.ideal_s)
         takes.add_row(

@@ -68,6 +68,21 @@ class Schedule:
         """The transfers between replicas."""
         return [transfer for transfer in self.transfers if transfer.is_gossip]
 
+    @property
+    def gossip_bytes(self) -> int:
+        """What a device puts into gossip."""
+        return sum(transfer.bytes for transfer in self.gossip)
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Of it, what has no matrix product scheduled while it is in flight."""
+        return sum(each.bytes for each in self.gossip if not self.share_in_flight([each]))
+
+    @property
+    def host_bytes(self) -> float:
+        """What gossip takes out of a host, the most of each transfer."""
+        return sum(transfer.host_bytes for transfer in self.gossip)
+
     def share_in_flight(self, transfers: Iterable[Transfer]) -> float:
         """The share of the step's FLOPs that are scheduled while any of the transfers is."""
         flops = np.array([operation.flops for operation in self.operations])

@@ -69,6 +69,11 @@ class Chip:
     latency: float = 10e-6
     gpu: dict[str, Any] | None = None
 
+    @property
+    def leaving_rate(self) -> float:
+        """Bytes a second that leave a host, or a device where hosts are no boundary."""
+        return self.network_rate or self.link_rate
+
 
 CHIPS = {
     "cuda": {
