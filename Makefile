@@ -31,6 +31,6 @@ $(BIN)/python:
 # The constraints hold the versions that were tested; other Pythons take what pyproject.toml allows.
 $(BIN)/.core $(BIN)/.dev: $(BIN)/python pyproject.toml $(wildcard constraints/*.txt)
 	tested=constraints/$$($(BIN)/python -c 'import sys; print("py%d%d.txt" % sys.version_info[:2])'); \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		$$(test -f $$tested && echo "-c $$tested") -e '.$(if $(filter %.dev,$@),[dev])'
 	touch $@

@@ -12,7 +12,9 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# The same small programs are compiled in many tests.
+# The same small programs are compiled in many tests, and in many commands that tests run.
 CACHE = pathlib.Path(__file__).parent / ".pytest_cache" / "xla"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_compilation_cache_dir", str(CACHE / "tests"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "commands")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"

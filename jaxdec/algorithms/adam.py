@@ -75,9 +75,11 @@ def scale_by_accumulated_adam(
         k = state.steps // window + 1
         closes = (state.steps + 1) % window == 0
 
+        bias1, bias2 = 1 - b1**k, 1 - b2**k
+
         def direction(g: jax.Array, mu: jax.Array, nu: jax.Array) -> jax.Array:
-            m = (b1 * mu + (1 - b1) * g) / (1 - b1**k).astype(g.dtype)
-            v = (b2 * nu + (1 - b2) * g * g) / (1 - b2**k).astype(g.dtype)
+            m = (b1 * mu + (1 - b1) * g) / bias1.astype(g.dtype)
+            v = (b2 * nu + (1 - b2) * g * g) / bias2.astype(g.dtype)
             return m / (jnp.sqrt(v) + eps)
 
         def close(decay: float, power: int, moment: jax.Array, mean: jax.Array) -> jax.Array:
